@@ -1,0 +1,212 @@
+"""The configuration: the frozen dataclasses of each package, composed, and read strictly from YAML.
+
+Every key has a default; a file names only what it changes. `configs/embedded.yaml` lists and explains all of them.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
+from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
+
+DRAFTERS = ("ngram", "head", "hybrid")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model is served.
+
+    Attributes:
+        path: a GGUF file of the Llama architecture; None: SmolLM2-135M-Instruct, downloaded once.
+    """
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """What proposes tokens.
+
+    Attributes:
+        name: ``ngram`` (prompt lookup), ``head`` (a trained layer on the target's hidden states) or ``hybrid`` (both).
+    """
+
+    name: str = "ngram"
+
+    def __post_init__(self) -> None:
+        if self.name not in DRAFTERS:
+            raise ConfigError(f"drafter.name: expected one of {', '.join(DRAFTERS)}, got {self.name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """How rounds are planned.
+
+    Attributes:
+        strategy: ``lightspec`` (dynamic), ``fixed:K`` (K draft steps, all verified, every round) or ``off``.
+        max_draft_steps: K, the most drafts per request and round, 1 to 15.
+        options: parameters of the ``lightspec`` strategy.
+    """
+
+    strategy: str = "lightspec"
+    max_draft_steps: int = MAX_DRAFT_STEPS
+    options: PlannerOptions = field(default_factory=PlannerOptions)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_draft_steps <= MAX_DRAFT_STEPS:
+            raise ConfigError(f"planner.max_draft_steps: expected 1 to {MAX_DRAFT_STEPS}, got {self.max_draft_steps}")
+        check_strategy(self.strategy, self.max_draft_steps, key="planner.strategy")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be configured."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        rows = 1 + self.planner.max_draft_steps
+        if self.engine.max_rows < rows:
+            raise ConfigError(
+                f"engine.max_rows: expected at least {rows} (1 + planner.max_draft_steps), got {self.engine.max_rows}"
+            )
+
+
+def check_strategy(strategy: str, max_draft_steps: int, *, key: str) -> None:
+    """Raises ConfigError, naming ``key``, unless it is ``lightspec``, ``off`` or ``fixed:K`` with a K in range."""
+    if strategy in ("lightspec", "off"):
+        return
+    match = re.fullmatch(r"fixed:(-?\d+)", strategy)
+    if match is None:
+        raise ConfigError(f"{key}: expected lightspec, off or fixed:K (such as fixed:3), got {strategy!r}")
+    if not 1 <= int(match[1]) <= max_draft_steps:
+        raise ConfigError(f"{key}: the steps of {strategy!r} must be 1 to {max_draft_steps}; off runs without drafts")
+
+
+def load_config(path: Path) -> Config:
+    """Reads a YAML file.
+
+    Raises ConfigError for a file that cannot be read and, naming the dotted key, for an unknown or repeated key, a
+    value of the wrong type and a value out of range.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} cannot be read: {error}") from None
+    try:
+        content = yaml.load(text, Loader=StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return parse_config({} if content is None else content)
+    except ConfigError as error:
+        raise ConfigError(f"config {path}: {error}") from None
+
+
+def parse_config(content: Any) -> Config:
+    """A nested mapping of plain values as a Config. Raises ConfigError as `load_config` does."""
+    if not isinstance(content, dict):
+        raise ConfigError(f"expected a mapping of {', '.join(_fields(Config))}, got {type(content).__name__}")
+    _check_keys(content, Config, prefix="")
+    try:
+        # JSON mode is pydantic's strict mode that still takes a mapping for a dataclass and a list for a tuple.
+        return TypeAdapter(Config).validate_json(json.dumps(content, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def known_keys(owner: type = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key that holds a value."""
+    for name, kind in _fields(owner).items():
+        if dataclasses.is_dataclass(kind):
+            yield from known_keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _fields(owner: Any) -> dict[str, Any]:
+    hints = get_type_hints(owner)
+    return {f.name: hints[f.name] for f in dataclasses.fields(owner)}
+
+
+def _check_keys(content: dict[Any, Any], owner: type, prefix: str) -> None:
+    fields = _fields(owner)
+    for key, value in content.items():
+        if key not in fields:
+            raise ConfigError(f"{prefix}{key} is not a known key; {_suggestion(str(key), prefix, list(fields))}")
+        if dataclasses.is_dataclass(fields[key]):
+            if not isinstance(value, dict):
+                raise ConfigError(
+                    f"{prefix}{key}: expected a mapping of {', '.join(_fields(fields[key]))}, got {_shown(value)}"
+                )
+            _check_keys(value, fields[key], f"{prefix}{key}.")
+
+
+def _suggestion(key: str, prefix: str, siblings: list[str]) -> str:
+    """The nearest known key: of this section first, then the same word in another section."""
+    if near := difflib.get_close_matches(key, siblings, n=1):
+        return f"did you mean {prefix}{near[0]}?"
+    by_word = {dotted.rpartition(".")[2]: dotted for dotted in known_keys()}
+    if near := difflib.get_close_matches(key, by_word, n=1):
+        return f"did you mean {by_word[near[0]]}?"
+    return f"{prefix[:-1] or 'the file'} has {', '.join(siblings)}"
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):  # raised by the dataclass of a section
+        section = "".join(f"{part}." for part in first["loc"])
+        return str(cause) if str(cause).startswith(section) else f"{section}{cause}"
+    dotted = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in _all_words())
+    expected = first["msg"][0].lower() + first["msg"][1:]
+    return f"{dotted}: {expected.replace('input', 'it')}, got {_shown(first['input'])}"
+
+
+def _all_words() -> set[str]:
+    return {word for dotted in known_keys() for word in dotted.split(".")}
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r} ({type(value).__name__})"
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML 1.2's scalars (``off`` is a word, ``1e-4`` a number) and no repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tfTF"))
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$"),
+    list("-+.0123456789"),
+)

@@ -1,0 +1,281 @@
+"""The engine: requests in, rows through the model, tokens out. What a round commits is its caller's business."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightspec_lightllm.engine.attention import Block, plan_attention
+from lightspec_lightllm.engine.model import Batch, KVCache, Model
+from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
+from lightspec_lightllm.engine.sampling import sample_rows
+from lightspec_lightllm.engine.scheduler import Scheduler
+from lightspec_lightllm.engine.sequence import Sequence
+from lightspec_lightllm.engine.slots import SlotPool
+from lightspec_lightllm.engine.threads import choose_threads
+from lightspec_lightllm.engine.tokenizer import Tokenizer
+from lightspec_lightllm.errors import RequestError, SlotError
+
+IntArray = npt.NDArray[np.int64]
+PrefillListener = Callable[[Sequence, int, torch.Tensor], None]
+ReleaseListener = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Result of a forward over B rows, request-major.
+
+    logits  float32 [B, vocab]
+    hidden  float32 [B, captured layers * hidden_size], None when the model captures none
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+class Engine:
+    """Serves requests on one model. The loop is schedule, forward, sample, commit.
+
+    prefill_listener  called as (sequence, start, hidden) for every prefilled stretch of positions, where the model
+                      captures layers; again from position 0 when a paused request resumes
+    release_listener  called as (request_id) when a request gives up its slots: finished, cancelled or paused
+    num_threads       CPU threads in use, given or measured
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, options: EngineOptions | None = None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options or EngineOptions()
+        self.max_context = min(self.options.max_context, model.config.max_positions)
+        self.slots = SlotPool(
+            self.options.num_slots, self.options.max_requests, self.max_context + self.options.max_rows
+        )
+        self.cache = KVCache(model.config, self.options.num_slots)
+        self.prefill_listener: PrefillListener | None = None
+        self._scheduler = Scheduler(self.slots, self.options)
+        self._next_id = 0
+        self._num_submitted = 0
+        self.num_threads = self.options.threads or choose_threads(self._probe)
+        torch.set_num_threads(self.num_threads)
+
+    @property
+    def release_listener(self) -> ReleaseListener | None:
+        return self._scheduler.release_listener
+
+    @release_listener.setter
+    def release_listener(self, listener: ReleaseListener | None) -> None:
+        self._scheduler.release_listener = listener
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that take part in the next forward, in arrival order."""
+        return self._scheduler.with_status("running")
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that are not running yet, or not at the moment: waiting, prefilling or paused."""
+        return self._scheduler.with_status("waiting", "prefilling", "paused")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.live)
+
+    def take_finished(self) -> list[Sequence]:
+        """Sequences that finished since the last call, however they did."""
+        return self._scheduler.take_finished()
+
+    def submit(self, prompt: list[int] | str, params: SamplingParams, request_id: int | None = None) -> Sequence:
+        """Queue a request. A string is tokenized as it stands; `tokenizer.chat` applies the chat template.
+
+        Raises RequestError when the request could never be served.
+        """
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if request_id is None:
+            request_id = self._next_id
+        if request_id in self._scheduler.live:
+            raise RequestError(f"request id {request_id} is in use; give another or wait until it has finished")
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        vocab_size = self.model.config.vocab_size
+        if not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            raise RequestError(f"prompt tokens must be in 0..{vocab_size - 1}, got {min(tokens)}..{max(tokens)}")
+        total = len(tokens) + params.max_tokens
+        if total > self.max_context:
+            raise RequestError(
+                f"prompt of {len(tokens)} tokens + max_tokens {params.max_tokens} exceeds the context of "
+                f"{self.max_context}; shorten the prompt or lower max_tokens"
+            )
+        if total + self.options.max_rows > self.options.num_slots:
+            raise RequestError(
+                f"prompt of {len(tokens)} tokens + max_tokens {params.max_tokens} + {self.options.max_rows} draft rows "
+                f"exceeds the pool of {self.options.num_slots} slots; shorten the request or raise num_slots"
+            )
+        sequence = Sequence(request_id, tokens, params, self._num_submitted, self.tokenizer)
+        self._num_submitted += 1
+        self._next_id = max(self._next_id, request_id + 1)
+        self._scheduler.add(sequence)
+        return sequence
+
+    def cancel(self, request_id: int) -> None:
+        """Finish a request at the next schedule(), freeing its slots then. Finished or unknown ids are ignored."""
+        self._scheduler.cancel(request_id)
+
+    def schedule(self, rows: int) -> list[Sequence]:
+        """One scheduling step; afterwards every returned sequence has `rows` slots past its computed positions.
+
+        Applies cancels, admits and resumes requests, computes up to prefill_chunk prompt tokens, samples the first
+        token of prompts that are complete, and reserves. When the pool is short the youngest requests are paused: they
+        free all slots and are prefilled again later. Returns the running sequences in arrival order.
+        """
+        if not 1 <= rows <= self.options.max_rows:
+            raise RequestError(f"rows must be in 1..{self.options.max_rows} (max_rows), got {rows}")
+        self._scheduler.apply_cancels()
+        self._scheduler.admit(rows)
+        chunks = self._scheduler.next_chunks()
+        if chunks:
+            self._prefill(chunks)
+        return self._scheduler.reserve(rows)
+
+    def forward(self, seqs: Many[Sequence], tokens: IntArray, rows: npt.NDArray[np.integer]) -> Forward:
+        """Run rows[i] rows of sequence i: tokens[i, 0] is its newest token, tokens[i, 1:rows[i]] are drafts."""
+        if not seqs:
+            raise RequestError("a forward needs at least one sequence")
+        counts = np.asarray(rows, dtype=np.int64)
+        for sequence, count in zip(seqs, counts.tolist(), strict=True):
+            if not 1 <= count <= sequence.num_reserved:
+                raise SlotError(
+                    f"request {sequence.request_id} brings {count} rows, {sequence.num_reserved} are reserved; "
+                    "rows must be in 1..reserved, and schedule() reserves them"
+                )
+            sequence.num_forwarded = count
+        flat = np.asarray(tokens)[np.arange(tokens.shape[1]) < counts[:, None]]
+        starts = [sequence.num_computed for sequence in seqs]
+        logits, hidden = self._compute(seqs, starts, counts.tolist(), flat, None)
+        return Forward(logits, hidden)
+
+    def sample(self, forward: Forward, seqs: Many[Sequence], rows: npt.NDArray[np.integer]) -> IntArray:
+        """The token every row decides on, int64 [B], with each request's own parameters."""
+        return sample_rows(
+            forward.logits.numpy(),
+            [sequence.params for sequence in seqs],
+            [sequence.request_id for sequence in seqs],
+            [len(sequence.tokens) for sequence in seqs],
+            np.asarray(rows).tolist(),
+        )
+
+    def commit(self, seqs: Many[Sequence], tokens: IntArray, counts: npt.NDArray[np.integer]) -> IntArray:
+        """Append tokens[i, :counts[i]] to sequence i, up to its end; returns how many were kept, int64 [N].
+
+        Gives back the reserved slots that the kept tokens do not need, once per schedule(), and everything a finished
+        sequence holds.
+        """
+        for sequence, count in zip(seqs, np.asarray(counts).tolist(), strict=True):
+            if sequence.status != "running" or sequence.num_reserved == 0:
+                raise SlotError(
+                    f"request {sequence.request_id} has no reserved rows to commit; schedule() reserves them"
+                )
+            if not 0 <= count <= sequence.num_forwarded:
+                raise SlotError(
+                    f"request {sequence.request_id} commits {count} tokens of {sequence.num_forwarded} forwarded rows"
+                )
+        kept = np.zeros(len(seqs), dtype=np.int64)
+        for index, (sequence, count) in enumerate(zip(seqs, np.asarray(counts).tolist(), strict=True)):
+            for token in tokens[index, :count].tolist():
+                sequence.append(token)
+                kept[index] += 1
+                if sequence.status == "finished":
+                    break
+            self._scheduler.settle(sequence)
+        return kept
+
+    def slot_table(self, sequence: Sequence) -> torch.Tensor:
+        """Slots of the sequence's positions, computed and reserved: an int64 view."""
+        if sequence.slot_row < 0:
+            raise SlotError(f"request {sequence.request_id} is {sequence.status} and holds no slots")
+        return self.slots.table[sequence.slot_row, : self.slots.length(sequence.slot_row)]
+
+    def check(self) -> None:
+        """Raise SlotError unless slots are conserved and every sequence holds exactly what its state says."""
+        self.slots.check()
+        self._scheduler.check()
+
+    def _prefill(self, chunks: list[tuple[Sequence, int]]) -> None:
+        """Compute the next `length` positions of each sequence; complete prompts get their first token."""
+        seqs = [sequence for sequence, _ in chunks]
+        lengths = [length for _, length in chunks]
+        starts = [sequence.num_computed for sequence in seqs]
+        spans = zip(seqs, starts, lengths, strict=True)
+        flat = np.concatenate([sequence.tokens[start : start + length] for sequence, start, length in spans])
+        ends = np.cumsum(lengths)
+        complete = [
+            index
+            for index, sequence in enumerate(seqs)
+            if sequence.num_generated == 0 and starts[index] + lengths[index] == sequence.prompt_length
+        ]
+        logits, hidden = self._compute(seqs, starts, lengths, flat, torch.from_numpy(ends[complete] - 1))
+        for index, (sequence, length) in enumerate(chunks):
+            sequence.num_computed += length
+            if hidden is not None and self.prefill_listener is not None:
+                self.prefill_listener(sequence, starts[index], hidden[ends[index] - length : ends[index]])
+        if complete:
+            first = [seqs[index] for index in complete]
+            tokens = self.sample(Forward(logits, None), first, np.ones(len(first), dtype=np.int64))
+            for sequence, token in zip(first, tokens.tolist(), strict=True):
+                sequence.append(token)
+        for sequence in seqs:
+            self._scheduler.settle(sequence)
+
+    def _compute(
+        self,
+        seqs: Many[Sequence],
+        starts: list[int],
+        counts: list[int],
+        flat: IntArray,
+        logit_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Positions starts[i] .. starts[i] + counts[i] - 1 of every sequence in one forward."""
+        blocks = []
+        for sequence, start, count in zip(seqs, starts, counts, strict=True):
+            row = sequence.slot_row
+            slots = self.slots.slots(row)[: start + count]
+            blocks.append(Block(count, start + count, slots, self.slots.run_start(row, start + count)))
+        return self._run(blocks, flat, logit_rows)
+
+    def _run(
+        self, blocks: list[Block], flat: IntArray, logit_rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        config = self.model.config
+        plan = plan_attention(blocks, config.num_heads // config.num_kv_heads)
+        positions = np.concatenate([np.arange(block.context - block.rows, block.context) for block in blocks])
+        slots = np.concatenate([block.slots[block.context - block.rows :] for block in blocks])
+        tokens = np.ascontiguousarray(flat, dtype=np.int64)
+        batch = Batch(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(slots), plan)
+        return self.model.forward(batch, self.cache, logit_rows)
+
+    def probe_forward(self, num_requests: int, rows: int, context: int) -> None:
+        """Run one forward of this shape on meaningless tokens, for timing. Only while the engine has no work.
+
+        `context` is the KV length of each request, its rows included. Raises RequestError when it does not fit.
+        """
+        if self.has_work:
+            raise RequestError("a timing forward overwrites the cache; run it while the engine has no work")
+        stride = -(-context // 256) * 256
+        if num_requests * stride > self.options.num_slots:
+            stride = context
+        if num_requests * stride > self.options.num_slots or not 1 <= rows <= context:
+            raise RequestError(
+                f"{num_requests} requests of {context} tokens and {rows} rows do not fit {self.options.num_slots} slots"
+            )
+        starts = [index * stride for index in range(num_requests)]
+        blocks = [Block(rows, context, np.arange(start, start + context), start) for start in starts]
+        flat = np.arange(num_requests * rows) * 7919 % self.model.config.vocab_size
+        self._run(blocks, flat, None)
+
+    def _probe(self) -> None:
+        """A decode step as it is served most: a few rows of a few requests."""
+        context = min(128, self.max_context, self.options.num_slots // 2)
+        self.probe_forward(1, 1, context)
+        self.probe_forward(2, min(4, context), context)

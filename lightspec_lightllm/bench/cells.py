@@ -1,0 +1,115 @@
+"""The results of one cell (a dataset at a concurrency): medians, paired ratios, and whether the texts are identical."""
+
+import statistics
+from dataclasses import dataclass, field
+
+from lightspec_lightllm.bench.datasets import Dataset, Prompt
+from lightspec_lightllm.bench.metrics import Metrics
+from lightspec_lightllm.bench.runner import RunResult
+
+BASELINE = "off"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, once, in one cell."""
+
+    arm: str
+    repetition: int
+    result: RunResult
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with the smallest and the largest value it was taken over."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text that is not the baseline's: where it first differs, and how close the target's two best logits were there.
+
+    ``gap`` is None when it was not or could not be measured.
+    """
+
+    prompt: str
+    prompt_index: int
+    arm: str
+    repetition: int
+    position: int
+    gap: float | None
+
+
+@dataclass
+class Cell:
+    """Every run of one dataset at one concurrency."""
+
+    dataset: Dataset
+    concurrency: int
+    prompts: tuple[Prompt, ...]
+    runs: list[Run] = field(default_factory=list)
+    gaps: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By prompt and position of a differing text: how far apart the target's two best logits are there."""
+
+    def of(self, arm: str) -> list[Run]:
+        return [run for run in self.runs if run.arm == arm]
+
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(run.arm for run in self.runs))
+
+    def throughput(self, arm: str) -> Spread:
+        return Spread.of([run.metrics.output_throughput for run in self.of(arm)])
+
+    def ratio(self, arm: str, base: str) -> Spread | None:
+        """``arm`` over ``base``, paired by repetition; None when they share none."""
+        bases = {run.repetition: run.metrics.output_throughput for run in self.of(base)}
+        pairs = [
+            run.metrics.output_throughput / bases[run.repetition] for run in self.of(arm) if run.repetition in bases
+        ]
+        return Spread.of(pairs) if pairs else None
+
+    def best_static(self) -> str | None:
+        """The fastest arm among off and the fixed ones, by median; None when there is none."""
+        static = [arm for arm in self.arms() if is_static(arm)]
+        return max(static, key=lambda arm: self.throughput(arm).median) if static else None
+
+    def compared_texts(self) -> int:
+        """How many texts of other arms have a baseline text to be compared with."""
+        return sum(len(run.result.requests) for run in self.runs if run.arm != BASELINE) if self.of(BASELINE) else 0
+
+    def baseline_texts(self) -> list[tuple[int, ...]]:
+        """The token ids of the first baseline run, by prompt; empty when there is none."""
+        runs = self.of(BASELINE)
+        return [request.tokens for request in runs[0].result.requests] if runs else []
+
+    def differences(self) -> list[Difference]:
+        """Texts that are not token for token those of the first baseline run."""
+        expected = self.baseline_texts()
+        found = []
+        for run in self.runs:
+            for index, (tokens, request) in enumerate(zip(expected, run.result.requests, strict=False)):
+                if request.tokens != tokens:
+                    at = first_difference(request.tokens, tokens)
+                    key, gap = self.prompts[index].key, self.gaps.get((index, at))
+                    found.append(Difference(key, index, run.arm, run.repetition, at, gap))
+        return found
+
+
+def is_static(arm: str) -> bool:
+    return arm == BASELINE or arm.startswith("fixed")
+
+
+def first_difference(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """The first index at which two token sequences differ; the shorter length when one is a prefix of the other."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))

@@ -1,0 +1,73 @@
+"""The embedded runtime as an experiment's host."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightspec_lightllm.bench.machine import version_of
+from lightspec_lightllm.bench.runner import Request, Stepper
+from lightspec_lightllm.config import Config
+from lightspec_lightllm.engine.fetch import ProgressListener
+from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
+
+
+def check_installed() -> None:
+    """Raises ConfigError when this installation has no engine."""
+    missing = [package for package in ("torch", "tokenizers", "gguf", "jinja2") if version_of(package) is None]
+    if missing:
+        raise ConfigError(f"the embedded engine needs {', '.join(missing)}; install lightspec_lightllm[embedded]")
+
+
+def open_host(config: Config, progress: ProgressListener | None = None) -> "EmbeddedHost":
+    """Loads the model and the drafter and measures the cost table, or reads the one of an earlier start."""
+    from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
+
+    return EmbeddedHost(EmbeddedRuntime.open(config, config.drafter.name, progress=progress), config)
+
+
+class EmbeddedHost:
+    """Implements `experiment.Host`."""
+
+    def __init__(self, runtime: "EmbeddedRuntime", config: Config) -> None:
+        self.runtime = runtime
+        self.engine = runtime.engine
+        self.config = config
+
+    @property
+    def model_id(self) -> str:
+        return self.engine.model.config.name
+
+    @property
+    def threads(self) -> int:
+        return self.engine.num_threads
+
+    @property
+    def max_context(self) -> int:
+        return self.engine.max_context
+
+    def chat(self, text: str) -> list[int]:
+        return self.engine.tokenizer.chat(text)
+
+    def submit(self, prompt: list[int], params: SamplingParams, /) -> Request:
+        return self.runtime.submit(prompt, params)
+
+    def rounds(self, arm: str, /) -> Stepper:
+        options = dataclasses.asdict(self.config.planner.options) if arm == "lightspec" else {}
+        return self.runtime.round(arm, **options)
+
+    def top_two_gap(self, tokens: list[int], /) -> float | None:
+        """Prefills all but the last token and runs that one as a row of its own."""
+        sequence = self.engine.submit(tokens[:-1], SamplingParams(max_tokens=2, ignore_eos=True))
+        while sequence.status != "running":
+            self.engine.schedule(rows=1)
+        row = np.array([tokens[-1:]], dtype=np.int64)
+        logits = self.engine.forward([sequence], row, np.ones(1, dtype=np.int64)).logits[0]
+        self.engine.cancel(sequence.request_id)
+        self.engine.schedule(rows=1)
+        best = logits.topk(2).values
+        return float(best[0] - best[1])

@@ -1,0 +1,49 @@
+"""What a benchmark measures, checked before anything is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightspec_lightllm.bench.datasets import FORMATS
+from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. Raises ConfigError or RequestError for a value that cannot be measured."""
+
+    datasets: tuple[str, ...] = ("humaneval", "gsm8k", "sharegpt")
+    dataset_path: Path | None = None
+    concurrency: tuple[int, ...] = (1, 4, 16)
+    arms: tuple[str, ...] = ("off", "fixed:3", "fixed:7", "fixed:11", "lightspec")
+    num_prompts: int | None = None
+    """Per run; None: as many as requests in flight, so that a run is one full batch."""
+    max_tokens: int = 32
+    repetitions: int = 1
+    seed: int = 0
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.datasets:
+            if name not in FORMATS:
+                raise ConfigError(f"--dataset: {name!r} is unknown; expected one of {', '.join(FORMATS)}")
+        if self.dataset_path is not None and len(self.datasets) != 1:
+            raise ConfigError("--dataset-path: say which kind of file it is with exactly one --dataset")
+        for label, values in (
+            ("--concurrency", self.concurrency),
+            ("--max-tokens", (self.max_tokens,)),
+            ("--repetitions", (self.repetitions,)),
+            ("--num-prompts", () if self.num_prompts is None else (self.num_prompts,)),
+        ):
+            for value in values:
+                if value < 1:
+                    raise ConfigError(f"{label}: expected at least 1, got {value}")
+        SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature)  # raises RequestError
+        for label, given in (("--dataset", self.datasets), ("--concurrency", self.concurrency), ("--arms", self.arms)):
+            if not given:
+                raise ConfigError(f"{label}: expected at least one value")
+            if len(set(given)) != len(given):
+                raise ConfigError(f"{label}: a value is given twice in {' '.join(map(str, given))}")
+
+    def prompts_in(self, concurrency: int) -> int:
+        return self.num_prompts if self.num_prompts is not None else concurrency

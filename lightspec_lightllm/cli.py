@@ -1,0 +1,158 @@
+"""The command line: parse, build, print. Everything it can do can be called without it."""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from lightspec_lightllm import __version__
+from lightspec_lightllm.bench.options import BenchOptions
+from lightspec_lightllm.config import DRAFTERS, Config, check_strategy, load_config
+from lightspec_lightllm.errors import ConfigError, LightspecError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, 2 after an error the user can act on, 130 after Ctrl-C."""
+    started = time.perf_counter()
+    try:
+        arguments = build_parser().parse_args(argv)
+        if arguments.command == "bench":
+            return bench(arguments, started)
+        return generate(arguments)
+    except LightspecError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a bad command line as every other error is reported: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="lightspec", description="Dynamic speculative decoding on real text, on this machine.")
+    parser.add_argument("--version", action="version", version=f"lightspec {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_bench(commands.add_parser("bench", help="measure strategies against each other on real prompts"))
+    _add_generate(commands.add_parser("generate", help="answer one prompt, streamed"))
+    return parser
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    default = BenchOptions()
+    parser.description = (
+        "Runs every arm on the same prompts, alternating, and prints a table; JSON and plots go to --out. "
+        "Without arguments: a first look in about three minutes on two cores. For numbers to rely on, raise "
+        "--num-prompts, --max-tokens and --repetitions."
+    )
+    add = parser.add_argument
+    add("--dataset", action="extend", nargs="+", metavar="NAME", help="humaneval, gsm8k, sharegpt (default: all three)")
+    add("--dataset-path", type=Path, metavar="FILE", help="the set's public file instead of the fetched one")
+    add("--concurrency", type=int, nargs="+", default=default.concurrency, metavar="N", help="requests in flight")
+    add("--arms", nargs="+", default=default.arms, metavar="ARM", help="off, fixed:K, lightspec")
+    add("--num-prompts", type=int, metavar="N", help="prompts per run (default: as many as requests in flight)")
+    add("--repetitions", type=int, default=default.repetitions, metavar="N", help="runs of each arm in each cell")
+    add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="folder for JSON and plots")
+    add("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="tokens per answer at most")
+    add("--temperature", type=float, default=default.temperature, help="0: greedy")
+    add("--seed", type=int, default=default.seed, help="chooses the prompts and seeds the sampling")
+    _add_engine(parser)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", metavar="PROMPT", help="the user's message")
+    add("--compare", action="store_true", help="answer again with speculation off; show both times")
+    add("--strategy", help="lightspec, fixed:K or off")
+    add("--max-tokens", type=int, metavar="N", help="tokens of the answer at most")
+    add("--temperature", type=float, help="0: greedy")
+    add("--top-k", type=int, metavar="N", help="sample among the N likeliest tokens; 0: all")
+    add("--top-p", type=float, metavar="P", help="sample among the likeliest tokens that sum up to P")
+    add("--seed", type=int, help="makes sampling repeatable")
+    add("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
+    _add_engine(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="YAML; flags win over it (see configs/embedded.yaml)")
+    add("--drafter", choices=DRAFTERS, help="what proposes tokens")
+    add("--max-draft-steps", type=int, metavar="K", help="the most drafts per request and round, 1 to 15")
+    add("--weights", choices=("float16", "float32"), help="how the target's weights are kept")
+    add("--threads", type=int, metavar="N", help="engine threads; 0: measure at start")
+    add("--model", metavar="PATH", help="a GGUF file instead of the downloaded model")
+
+
+def resolve(arguments: argparse.Namespace) -> Config:
+    """The configuration file, or the defaults, with the flags that were given on top."""
+    config = Config() if arguments.config is None else load_config(arguments.config)
+
+    def override(section: str, **flags: object) -> None:
+        nonlocal config
+        given = {name: value for name, value in flags.items() if value is not None}
+        if given:
+            config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **given)})
+
+    override("model", path=arguments.model)
+    override("engine", weights=arguments.weights, threads=arguments.threads)
+    override("drafter", name=arguments.drafter)
+    override("planner", max_draft_steps=arguments.max_draft_steps)
+    return config
+
+
+def bench(arguments: argparse.Namespace, started: float) -> int:
+    options = BenchOptions(
+        datasets=tuple(arguments.dataset or BenchOptions().datasets),
+        dataset_path=arguments.dataset_path,
+        concurrency=tuple(arguments.concurrency),
+        arms=tuple(arguments.arms),
+        num_prompts=arguments.num_prompts,
+        max_tokens=arguments.max_tokens,
+        repetitions=arguments.repetitions,
+        seed=arguments.seed,
+        temperature=arguments.temperature,
+    )
+    config = resolve(arguments)
+    for arm in options.arms:
+        check_strategy(arm, config.planner.max_draft_steps, key="--arms")
+
+    from lightspec_lightllm.bench.command import run_bench
+
+    experiment = run_bench(config, options, arguments.out, date=datetime.now().astimezone(), started=started)
+    return EXIT_INTERRUPTED if experiment.interrupted else 0
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    config = resolve(arguments)
+    flags = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "seed": arguments.seed,
+        "stop": tuple(arguments.stop) if arguments.stop else None,
+    }
+    params = dataclasses.replace(config.sampling, **{name: v for name, v in flags.items() if v is not None})
+    strategy = arguments.strategy or config.planner.strategy
+    check_strategy(strategy, config.planner.max_draft_steps, key="--strategy")
+
+    from lightspec_lightllm.bench.generate import run_generate
+
+    run_generate(config, arguments.prompt, params, strategy, compare=arguments.compare)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

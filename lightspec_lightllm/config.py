@@ -129,7 +129,7 @@ def parse_config(content: Any) -> Config:
         raise ConfigError(_explain(error)) from None
 
 
-def known_keys(owner: type = Config, prefix: str = "") -> Iterator[str]:
+def known_keys(owner: Any = Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key that holds a value."""
     for name, kind in _fields(owner).items():
         if dataclasses.is_dataclass(kind):

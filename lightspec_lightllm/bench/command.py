@@ -35,6 +35,7 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
         backend="lightspec-embedded",
         model_id=host.model_id,
         tokenizer_id=host.model_id,
+        model_sha256=host.model_sha256,
         weights=config.engine.weights,
         threads=host.threads,
         drafter=config.drafter.name,

@@ -1,6 +1,7 @@
 """The embedded runtime as an experiment's host."""
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from lightspec_lightllm.bench.machine import version_of
 from lightspec_lightllm.bench.runner import Request, Stepper
 from lightspec_lightllm.config import Config
-from lightspec_lightllm.engine.fetch import ProgressListener
+from lightspec_lightllm.engine.fetch import MODEL_MEMBER, ProgressListener
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import ConfigError
 
@@ -40,7 +41,12 @@ class EmbeddedHost:
 
     @property
     def model_id(self) -> str:
-        return self.engine.model.config.name
+        """The name of the model's file, without its ending."""
+        return Path(self.config.model.path or MODEL_MEMBER).stem
+
+    @property
+    def model_sha256(self) -> str:
+        return self.engine.model.config.sha256
 
     @property
     def threads(self) -> int:

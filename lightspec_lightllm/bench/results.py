@@ -23,6 +23,7 @@ class Subject:
     backend: str
     model_id: str
     tokenizer_id: str
+    model_sha256: str
     weights: str
     threads: int
     drafter: str
@@ -63,6 +64,7 @@ def to_json(experiment: Experiment, subject: Subject, peak_memory_mb: float) -> 
     ]
     return common | {
         "format": FORMAT,
+        "model_sha256": subject.model_sha256,
         "weights": subject.weights,
         "threads": subject.threads,
         "drafter": subject.drafter,

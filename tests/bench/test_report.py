@@ -42,6 +42,7 @@ def subject() -> Subject:
         backend="lightspec-embedded",
         model_id="fake",
         tokenizer_id="fake",
+        model_sha256="0" * 64,
         weights="float16",
         threads=1,
         drafter="ngram",

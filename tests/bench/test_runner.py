@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from lightspec_lightllm.bench.metrics import measure
-from lightspec_lightllm.bench.runner import run_closed_loop
+from lightspec_lightllm.bench.runner import RequestResult, run_closed_loop
 from lightspec_lightllm.engine.options import SamplingParams
 from tests.bench.fakes import FakeHost
 
@@ -14,7 +14,7 @@ from tests.bench.fakes import FakeHost
 def test_as_many_requests_as_asked_are_in_flight_until_the_prompts_run_out(concurrency: int, prompts: int) -> None:
     host = FakeHost()
     requests = [([index], SamplingParams(max_tokens=5 + index % 3)) for index in range(prompts)]
-    finished = []
+    finished: list[RequestResult] = []
     run = run_closed_loop(host.submit, host.rounds("off"), requests, concurrency=concurrency, on_finish=finished.append)
     assert host.most_in_flight == min(concurrency, prompts)
     assert len(finished) == len(run.requests) == prompts

@@ -1,0 +1,19 @@
+"""The planner: pure functions of what was seen, on numpy alone. No clock, no random numbers, no input or output."""
+
+from lightspec_lightllm.planner.costs import CostModel
+from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
+from lightspec_lightllm.planner.strategies import Planner, make_planner
+from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, PlannerCounters, RoundFeedback
+
+__all__ = [
+    "MAX_DRAFT_STEPS",
+    "BatchView",
+    "CostModel",
+    "DrafterKind",
+    "Plan",
+    "Planner",
+    "PlannerCounters",
+    "PlannerOptions",
+    "RoundFeedback",
+    "make_planner",
+]

@@ -1,0 +1,237 @@
+"""How likely a draft is to be accepted: an online logistic model over depth, confidence and request.
+
+The conditional acceptance of draft j of request i, given that its drafts 1..j-1 were accepted, is modelled as
+
+    logit a_ij = theta_j + phi_b(ij) + o_i
+
+with a term per depth, a term per bin of the drafter's confidence (none for a drafter without confidence) and an offset
+per request. Only *trials* teach: draft j counts if it was verified and all drafts before it were accepted (the
+censoring of a Kaplan-Meier estimate), so trimming rows removes trials but never biases those that remain.
+
+Every term is a decayed, information-weighted mean of working observations (one step of iteratively reweighted least
+squares per round): with residual R and Fisher information I of a round, a term x becomes
+``(I_old x + I x~ + R) / (I_old + I)``, where x~ is the value that the round was predicted with. ``I_old`` is decayed by
+the information that arrives, so 4 requests are not noise and 256 are not slow. Priors enter when a value is read, not
+when it is stored: ``x~ = (I x + m x_prior) / (I + m)``. A depth's prior is the depth before it, so depths never seen
+are extrapolated, and stale ones drift back to what shallower depths say.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+
+from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+INFO_PER_TRIAL = 0.2
+"""Fisher information on the log-odds of a trial at an acceptance of 0.28 or 0.72."""
+
+LEVELS = 9
+"""Request offsets are read at this many levels, so that tables replace per-request arithmetic."""
+
+LEVEL_STEP = 0.5
+NEUTRAL_LEVEL = LEVELS // 2
+LEVEL_OFFSETS = (np.arange(LEVELS) - NEUTRAL_LEVEL) * LEVEL_STEP
+
+_BIN_CENTRES = np.arange(-3.5, 4.51, 0.5)
+NUM_BINS = len(_BIN_CENTRES)
+_RESOLUTION = 1024
+_GRID = (np.arange(_RESOLUTION + 1) + 0.5) / (_RESOLUTION + 1)
+_BIN_OF = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - _BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
+
+
+def logit(probability: float) -> float:
+    """Log-odds of a probability in (0, 1)."""
+    return math.log(probability / (1.0 - probability))
+
+
+def confidence_bins(confidence: FloatArray) -> IntArray:
+    """Bin of each confidence in [0, 1]; bins are half a unit of log-odds wide."""
+    return cast(IntArray, _BIN_OF[(confidence * _RESOLUTION).astype(np.int64)])
+
+
+class AcceptanceModel:
+    """The terms ``theta`` and ``phi`` and the table of acceptances they give.
+
+    One instance has a single bin (nothing is known of a draft but its depth and request), another the bins of
+    `confidence_bins`; they differ only in their priors.
+
+    Attributes:
+        table: float[LEVELS, K, bins], conditional acceptance a.
+    """
+
+    def __init__(self, max_draft_steps: int, *, prior_logit: float, use_confidence: bool, memory_trials: float) -> None:
+        self.num_depths = max_draft_steps
+        self.num_bins = NUM_BINS if use_confidence else 1
+        self._memory = memory_trials * INFO_PER_TRIAL
+        # With confidence the bins carry the level and depths are a correction; without, depths carry the level.
+        self._theta_prior = 0.0 if use_confidence else prior_logit
+        self._theta_prior_info = 20 * INFO_PER_TRIAL if use_confidence else 5 * INFO_PER_TRIAL
+        self._phi_prior = np.clip(_BIN_CENTRES, -2.5, 2.5) if use_confidence else np.zeros(1)
+        self._phi_prior_info = 6 * INFO_PER_TRIAL
+        self._theta = np.full(max_draft_steps, self._theta_prior)
+        self._theta_info = np.zeros(max_draft_steps)
+        self._phi = self._phi_prior.copy()
+        self._phi_info = np.zeros(self.num_bins)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        prior, strength = self._theta_prior, self._theta_prior_info
+        read = []
+        for value, info in zip(self._theta.tolist(), self._theta_info.tolist(), strict=True):
+            prior = (info * value + strength * prior) / (info + strength)
+            read.append(prior)
+        self._theta_read = np.array(read)
+        if self.num_bins == 1:
+            log_odds = (LEVEL_OFFSETS[:, None] + self._theta_read)[:, :, None]
+        else:
+            self._phi_read = (self._phi_info * self._phi + self._phi_prior_info * self._phi_prior) / (
+                self._phi_info + self._phi_prior_info
+            )
+            log_odds = LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read
+        self.table = 1.0 / (1.0 + np.exp(-log_odds))
+
+    def learn(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
+        """Take in one round's trials and accepted trials, and rebuild the table.
+
+        Args:
+            trials: [LEVELS, K, bins], how many trials fell into each cell.
+            successes: [K, bins], how many of them were accepted, over all levels.
+
+        Returns:
+            The round's total residual and information, for change detection.
+        """
+        expected = trials * self.table
+        residual = successes - expected.sum(axis=0)
+        information = (expected * np.maximum(1.0 - self.table, 0.02)).sum(axis=0)
+        by_depth, depth_info = residual.sum(axis=1), information.sum(axis=1)
+        total_info = float(depth_info.sum())
+        # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.
+        forget = np.exp(-(depth_info + 0.125 * depth_info[0]) / self._memory)
+        self._theta_info *= forget
+        _blend(self._theta, self._theta_info, self._theta_read, residual=by_depth, information=depth_info)
+        if self.num_bins > 1:
+            bin_info = information.sum(axis=0)
+            self._phi_info *= np.exp(-bin_info / self._memory)
+            _blend(self._phi, self._phi_info, self._phi_read, residual=residual.sum(axis=0), information=bin_info)
+        self._refresh()
+        return float(by_depth.sum()), total_info
+
+    def forget(self, keep: float) -> None:
+        """Keep only a share of what was learned, after a change of the workload was detected."""
+        self._theta_info *= keep
+        self._phi_info *= keep
+
+    def acceptance(self) -> FloatArray:
+        """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
+        return cast(FloatArray, self.table[NEUTRAL_LEVEL, :, 0])
+
+
+def _blend(
+    value: FloatArray, info: FloatArray, read: FloatArray, *, residual: FloatArray, information: FloatArray
+) -> None:
+    """Take a round's working observations into terms, in place (the update of the module's docstring)."""
+    info += information
+    value += (information * (read - value) + residual) / (info + 1e-9)
+    np.clip(value, -8.0, 8.0, out=value)
+
+
+class RequestOffsets:
+    """One log-odds offset per request, shrunk towards the batch; bounded in memory.
+
+    How much to shrink is learned too (empirical Bayes): an offset estimated with information I has the variance
+    ``tau^2 + 1 / I`` over requests, so ``tau^2`` is the mean of ``offset^2 I - 1`` over that of ``I``. Requests that
+    are alike are then not told apart by noise.
+
+    Requests are found by id in a table of ``capacity`` entries; the one unused for longest makes room for a new one.
+    """
+
+    def __init__(self, *, memory_trials: float, prior_trials: float, capacity: int = 4096) -> None:
+        self._memory = memory_trials * INFO_PER_TRIAL
+        self._prior = prior_trials * INFO_PER_TRIAL
+        # The prior variance counts as much as this much information does.
+        self._excess, self._weight = 64.0 / self._prior, 64.0
+        self.capacity = capacity
+        self._entry: dict[int, int] = {}
+        self._offset = np.zeros(capacity)
+        self._info = np.zeros(capacity)
+        self._level = np.full(capacity, NEUTRAL_LEVEL, dtype=np.int64)
+        self._last_ids: IntArray | None = None
+        self._last_entries = np.zeros(0, dtype=np.int64)
+
+    def entries(self, request_ids: IntArray) -> IntArray:
+        """Table entries of the requests, made where they are missing."""
+        last = self._last_ids
+        if last is not None and len(last) == len(request_ids) and bool((last == request_ids).all()):
+            return self._last_entries
+        table = self._entry
+        out = np.empty(len(request_ids), dtype=np.int64)
+        for position, request in enumerate(request_ids.tolist()):
+            entry = table.pop(request, None)
+            if entry is None:
+                entry = self._claim()
+            table[request] = entry  # re-inserted: a dict's order is the order of last use
+            out[position] = entry
+        self._last_ids, self._last_entries = request_ids.copy(), out
+        return out
+
+    def _claim(self) -> int:
+        full = len(self._entry) >= self.capacity
+        entry = self._entry.pop(next(iter(self._entry))) if full else len(self._entry)
+        self._offset[entry] = 0.0
+        self._info[entry] = 0.0
+        self._level[entry] = NEUTRAL_LEVEL
+        return entry
+
+    def levels(self, entries: IntArray) -> IntArray:
+        """int[N], level of each request in 0..LEVELS-1."""
+        return self._level[entries]
+
+    def learn(self, entries: IntArray, residual: FloatArray, information: FloatArray) -> None:
+        """Take in one round's residual and information per request (each request at most once)."""
+        info = self._info[entries]
+        offset = self._offset[entries]
+        read = info * offset / (info + self._prior)
+        info *= np.exp(information / -self._memory)
+        total = info + information
+        offset += (information * (read - offset) + residual) / (total + 1e-9)
+        np.clip(offset, -8.0, 8.0, out=offset)
+        self._info[entries] = total
+        self._offset[entries] = offset
+        total_info = float(total.sum())
+        keep = 64.0 / (64.0 + len(entries))
+        self._excess = keep * self._excess + (1.0 - keep) * (float((offset * offset) @ total) - len(entries))
+        self._weight = keep * self._weight + (1.0 - keep) * total_info
+        variance = min(max(self._excess / self._weight, 0.01), 2.0)
+        self._prior = 1.0 / variance
+        shrunk = total * offset / (total + self._prior)
+        self._level[entries] = np.clip(np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL, 0, LEVELS - 1)
+
+
+class ChangeDetector:
+    """Two-sided CUSUM of a round's standardised residual (E. S. Page, 1954).
+
+    Under a right model the residual has mean 0 and variance 1; with this slack and threshold, false alarms are some
+    ten thousand rounds apart, and a shift by one standard deviation per round is seen after about 25 rounds, one by
+    four after two.
+    """
+
+    def __init__(self, slack: float = 0.75, threshold: float = 6.0) -> None:
+        self._slack = slack
+        self._threshold = threshold
+        self._up = 0.0
+        self._down = 0.0
+
+    def update(self, residual: float, information: float) -> bool:
+        """Whether the statistics have changed."""
+        if information <= 0.0:
+            return False
+        score = max(-6.0, min(6.0, residual / math.sqrt(information + 0.5)))
+        self._up = max(0.0, self._up + score - self._slack)
+        self._down = max(0.0, self._down - score - self._slack)
+        if self._up > self._threshold or self._down > self._threshold:
+            self._up = self._down = 0.0
+            return True
+        return False

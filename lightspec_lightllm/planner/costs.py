@@ -1,0 +1,288 @@
+"""What a round costs: a staircase over measured row counts, per context length.
+
+A CUDA graph is replayed at the next captured size, so the target's time is a staircase of the rows, and the last row
+of a tier is free once its first is paid. A CPU engine pads nothing; its table is interpolated instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from lightspec_lightllm.errors import CostTableError
+from lightspec_lightllm.planner.types import DrafterKind, FloatArray, IntArray
+
+RowTable = Mapping[int, float]
+ContextTable = Mapping[int, RowTable]
+
+DENSE_ROWS = 256
+"""Up to here every number of rows is a candidate budget where times are interpolated."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowCosts:
+    """Milliseconds of one forward by rows, at one or several context lengths.
+
+    Attributes:
+        rows: int[R], measured row counts, ascending.
+        contexts: float[C], context tokens per request, ascending (one entry when context was not measured).
+        ms: float[C, R], non-decreasing along the rows.
+        interpolate: linear between measured rows (nothing is padded), else the next measured size is what is paid.
+    """
+
+    rows: IntArray
+    contexts: FloatArray
+    ms: FloatArray
+    interpolate: bool = False
+
+    @classmethod
+    def from_table(cls, table: RowTable | ContextTable, *, name: str, interpolate: bool = False) -> RowCosts:
+        """Check ``{rows: ms}`` or ``{context: {rows: ms}}`` and make it monotone in the rows.
+
+        Raises:
+            CostTableError: the table is empty, its contexts differ in their rows, or a size or time is not positive.
+        """
+        if not table:
+            raise CostTableError(
+                f"{name}: expected a table {{rows: ms}} with at least one entry, got an empty one; measure it again"
+            )
+        nested = isinstance(next(iter(table.values())), Mapping)
+        by_context = cast(ContextTable, table) if nested else {0: cast(RowTable, table)}
+        contexts = sorted(by_context)
+        rows = sorted(by_context[contexts[0]])
+        for context in contexts:
+            if sorted(by_context[context]) != rows:
+                raise CostTableError(
+                    f"{name}: expected the rows {rows} in every context, context {context} has others; measure it again"
+                )
+        ms = np.array([[float(by_context[c][r]) for r in rows] for c in contexts], dtype=np.float64)
+        if not rows or rows[0] < 1 or not np.isfinite(ms).all() or (ms < 0).any():
+            raise CostTableError(
+                f"{name}: expected row counts of at least 1 and finite times of at least 0 ms; measure it again"
+            )
+        return cls(
+            rows=np.array(rows, dtype=np.int64),
+            contexts=np.array(contexts, dtype=np.float64),
+            ms=np.maximum.accumulate(ms, axis=1),
+            interpolate=interpolate,
+        )
+
+    def dense(self, max_rows: int) -> FloatArray:
+        """float[C, max_rows + 1]: what 0..max_rows rows cost; extrapolated past the last measured size."""
+        wanted = np.arange(max_rows + 1)
+        last = int(self.rows[-1])
+        if self.interpolate:
+            out = np.stack([np.interp(wanted, self.rows, line) for line in self.ms])
+        else:
+            tier = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+            out = self.ms[:, tier]
+        past = wanted > last
+        if past.any():
+            slope = self.ms[:, -1] / last
+            if len(self.rows) > 1:
+                tail = (self.ms[:, -1] - self.ms[:, -2]) / (last - int(self.rows[-2]))
+                slope = np.maximum(tail, 0.0) if self.interpolate else np.maximum(tail, slope)
+            out[:, past] = self.ms[:, -1:] + slope[:, None] * (wanted[past] - last)
+        out[:, 0] = 0.0
+        return cast(FloatArray, out)
+
+
+class CostModel:
+    """Milliseconds of the target and the drafter, by rows, requests, context and draft steps.
+
+    Built with `from_tables`; immutable for its user, it only caches dense look-up tables.
+    """
+
+    def __init__(
+        self,
+        target: RowCosts,
+        draft: RowCosts | None,
+        *,
+        overhead_ms: float = 0.0,
+        request_ms: float = 0.0,
+        request_token_ms: float = 0.0,
+        max_rows: int | None = None,
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.overhead_ms = overhead_ms
+        self.request_ms = request_ms
+        self.request_token_ms = request_token_ms
+        self.max_rows = max_rows
+        self._size = 0
+        self._context: float | None = None
+        self._budgets: dict[tuple[tuple[int, ...], int], BudgetCosts] = {}
+        self._grow(int(target.rows[-1]))
+
+    @classmethod
+    def from_tables(
+        cls,
+        target: RowTable | ContextTable,
+        draft: RowTable | ContextTable | None = None,
+        *,
+        interpolate: bool = False,
+        overhead_ms: float = 0.0,
+        request_ms: float = 0.0,
+        request_token_ms: float = 0.0,
+        max_rows: int | None = None,
+    ) -> CostModel:
+        """Make a cost model from measured tables.
+
+        Args:
+            target: ``{rows: ms}`` or ``{context tokens per request: {rows: ms}}`` of one target forward.
+            draft: the same of one drafter forward; None or empty for a drafter that costs nothing.
+            interpolate: times between two measured sizes are linear (no padding) rather than those of the larger size.
+            overhead_ms: time of a round outside its forwards, whatever its rows.
+            request_ms: target time that each request adds, whatever its rows.
+            request_token_ms: target time that each token of context adds per request, whatever the request's rows.
+            max_rows: the largest batch that the target may run, or None.
+
+        Raises:
+            CostTableError: a table is empty or malformed, or a term is negative.
+        """
+        for key, value in (
+            ("overhead_ms", overhead_ms),
+            ("request_ms", request_ms),
+            ("request_token_ms", request_token_ms),
+        ):
+            if not (np.isfinite(value) and value >= 0):
+                raise CostTableError(f"{key}: expected a finite time of at least 0 ms, got {value!r}")
+        return cls(
+            RowCosts.from_table(target, name="target table", interpolate=interpolate),
+            RowCosts.from_table(draft, name="draft table", interpolate=interpolate) if draft else None,
+            overhead_ms=overhead_ms,
+            request_ms=request_ms,
+            request_token_ms=request_token_ms,
+            max_rows=max_rows,
+        )
+
+    def _grow(self, rows: int) -> None:
+        self._size = max(64, 1 << int(rows).bit_length())
+        self._target_dense = self.target.dense(self._size)
+        free = np.zeros((1, self._size + 1))
+        self._draft_dense = self.draft.dense(self._size) if self.draft is not None else free
+        self._context = None
+        self._budgets.clear()
+
+    @staticmethod
+    def _at(dense: FloatArray, contexts: FloatArray, context: float) -> FloatArray:
+        """The line of ``dense`` at a context, linear between measured contexts, the nearest one outside them."""
+        if len(contexts) == 1 or context <= contexts[0]:
+            return cast(FloatArray, dense[0])
+        if context >= contexts[-1]:
+            return cast(FloatArray, dense[-1])
+        upper = int(np.searchsorted(contexts, context))
+        share = (context - contexts[upper - 1]) / (contexts[upper] - contexts[upper - 1])
+        return cast(FloatArray, (1 - share) * dense[upper - 1] + share * dense[upper])
+
+    def lines(self, rows: int, context: float) -> tuple[FloatArray, FloatArray]:
+        """Target and draft milliseconds, arrays indexed by 0..rows or more, at a mean context per request."""
+        if rows > self._size:
+            self._grow(rows)
+        if context != self._context:
+            self._context = context
+            self._target_line = self._at(self._target_dense, self.target.contexts, context)
+            self._draft_line = (
+                self._at(self._draft_dense, self.draft.contexts, context) if self.draft else self._draft_dense[0]
+            )
+        return self._target_line, self._draft_line
+
+    def base_ms(self, num_requests: int, context: float) -> float:
+        """The part of a round that neither the budget nor the draft steps change."""
+        return self.overhead_ms + num_requests * (self.request_ms + self.request_token_ms * context)
+
+    def target_ms(self, rows: int, num_requests: int, context: float) -> float:
+        """One round without drafting."""
+        return float(self.lines(rows, context)[0][rows]) + self.base_ms(num_requests, context)
+
+    def draft_ms(
+        self,
+        kind: DrafterKind,
+        num_requests: int,
+        rows: int,
+        steps: int,
+        *,
+        block: int,
+        context: float = 0.0,
+        backlog: int = 0,
+    ) -> float:
+        """Time to draft ``steps`` tokens for N requests after a round of B rows (see `draft_terms`)."""
+        if steps == 0 or kind == "free":
+            return 0.0
+        line = self.lines(max(rows + backlog, num_requests * block), context)[1]
+        fixed, fills = draft_terms(kind, line, num_requests, steps, block)
+        return float(fixed + fills * line[rows + backlog])
+
+    def budgets(self, ends: tuple[int, ...], context: float, backlog: int) -> BudgetCosts:
+        """The budgets worth comparing between the first and the last of ``ends``, which are all among them.
+
+        On a staircase that is the last row of every tier. Where times are interpolated it is every row count up to
+        `DENSE_ROWS`, and the measured ones above. The last answers are kept, since a batch changes rarely.
+        """
+        key = (ends, backlog)
+        target, draft = self.lines(ends[-1] + backlog, context)
+        held = self._budgets.get(key)
+        if held is not None and held.target_line is target and held.draft_line is draft:
+            return held
+        low, high = ends[0], ends[-1]
+        sizes = self.target.rows
+        inside = sizes[np.searchsorted(sizes, low) : np.searchsorted(sizes, high, side="right")]
+        every = np.arange(low, min(high, DENSE_ROWS) + 1) if self.target.interpolate else np.zeros(0, dtype=np.int64)
+        rows = np.unique(np.concatenate((np.array(ends), inside, every)))
+        held = BudgetCosts(rows, target[rows], draft[rows + backlog], np.searchsorted(rows, ends), target, draft)
+        if len(self._budgets) >= 8:
+            self._budgets.pop(next(iter(self._budgets)))
+        self._budgets[key] = held
+        return held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BudgetCosts:
+    """Candidate budgets with the time each takes.
+
+    Attributes:
+        rows: int[C], ascending.
+        target_ms: float[C], one target forward of that many rows.
+        draft_ms: float[C], one drafter pass over that many rows and the backlog.
+        ends: where the budgets that were asked for stand in ``rows``.
+        target_line: the line of times that ``target_ms`` was read off.
+        draft_line: the same of the drafter.
+    """
+
+    rows: IntArray
+    target_ms: FloatArray
+    draft_ms: FloatArray
+    ends: IntArray
+    target_line: FloatArray
+    draft_line: FloatArray
+
+
+def draft_terms(kind: DrafterKind, line: FloatArray, num_requests: int, steps: int, block: int) -> tuple[float, float]:
+    """Split the drafter's time for d steps into ``fixed + fills * Td(B)``.
+
+    ============  ================================================================================
+    free          0
+    serial        Td(B) + (d - 1) Td(N): the first pass fills the drafter's KV for all rows
+    serial_no_kv  d Td(N): nothing to fill
+    chained       d Td(B): every layer has its own KV and needs all rows
+    block         Td(B) + Td(N * block): fill, then one pass over the whole block
+    ============  ================================================================================
+
+    Drafting nothing (d = 0) costs nothing; what it leaves behind is the backlog of the next draft.
+
+    Args:
+        line: float[..], Td by rows.
+        block: rows per request of a block drafter's pass.
+    """
+    if steps == 0 or kind == "free":
+        return 0.0, 0.0
+    if kind == "serial":
+        return (steps - 1) * float(line[num_requests]), 1.0
+    if kind == "serial_no_kv":
+        return steps * float(line[num_requests]), 0.0
+    if kind == "chained":
+        return 0.0, float(steps)
+    return float(line[num_requests * block]), 1.0

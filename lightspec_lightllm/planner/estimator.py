@@ -1,0 +1,213 @@
+"""What is known of the drafts: the acceptance models behind one interface."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from lightspec_lightllm.planner.acceptance import (
+    LEVELS,
+    NEUTRAL_LEVEL,
+    AcceptanceModel,
+    ChangeDetector,
+    RequestOffsets,
+    confidence_bins,
+    logit,
+)
+from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
+from lightspec_lightllm.planner.options import PlannerOptions
+from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+
+class AcceptanceEstimator:
+    """Survivals of waiting and of future drafts, learned from what rounds accepted.
+
+    Two models are kept. The *marginal* one knows depth and request. The *calibrated* one also knows the drafter's
+    confidence: given it, which rows were trimmed says nothing more, so trimming by confidence does not bias it.
+
+    Attributes:
+        changes: how often a change of the workload was detected.
+    """
+
+    def __init__(self, max_draft_steps: int, options: PlannerOptions) -> None:
+        self.max_draft_steps = max_draft_steps
+        self.changes = 0
+        self._depths = np.arange(max_draft_steps)
+        prior = logit(options.prior_acceptance)
+        memory = options.memory_trials
+        self._marginal = AcceptanceModel(max_draft_steps, prior_logit=prior, use_confidence=False, memory_trials=memory)
+        self._calibrated = AcceptanceModel(
+            max_draft_steps, prior_logit=prior, use_confidence=True, memory_trials=memory
+        )
+        self._offsets = RequestOffsets(
+            memory_trials=options.request_memory_trials, prior_trials=options.request_prior_trials
+        )
+        self._history = SurvivalHistory(max_draft_steps)
+        self._detector = ChangeDetector()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Rebuild what is read off the marginal table."""
+        self._acceptance = self._marginal.table[:, :, 0]
+        self._table_survival = np.multiply.accumulate(self._acceptance, axis=1)
+        self._table_order: IntArray | None = None
+        self._future: tuple[int, SurvivalMass] | None = None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def levels(self, request_ids: IntArray | None) -> IntArray | None:
+        """int[N], the level of each request's offset, or None without ids."""
+        return None if request_ids is None else self._offsets.levels(self._offsets.entries(request_ids))
+
+    def waiting(
+        self, proposed: IntArray, levels: IntArray | None, confidence: FloatArray | None
+    ) -> tuple[GainCurve, FloatArray | None]:
+        """Gain curve of the waiting drafts, and the float[N, K] survivals to take rows by.
+
+        The survivals are None where requests cannot be told apart, and where the confidences are not known yet but the
+        host will rank by them on its own; the curve is then that of the population of recent rounds.
+        """
+        num_requests, num_depths = len(proposed), self.max_draft_steps
+        if confidence is not None:
+            survival = self._survival(confidence, proposed, levels)
+            waiting = np.sort(survival[self._depths < proposed[:, None]])[::-1]
+            return GainCurve.of(np.ones(len(waiting)), waiting), survival
+        counts = _waiting_by_level(proposed, levels, num_depths)
+        if len(self._history):
+            mass = self.future(num_requests, levels)
+            share = counts.sum(axis=0) / num_requests
+            return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
+        return self._table_mass(counts).curve(), None if levels is None else self._table_survival[levels]
+
+    def future(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
+        """The drafts of a round in which every request proposes K."""
+        if len(self._history):
+            if self._future is None or self._future[0] != num_requests:
+                self._future = (num_requests, self._history.mass(num_requests))
+            return self._future[1]
+        requests = np.array([num_requests]) if levels is None else np.bincount(levels, minlength=LEVELS)
+        return self._table_mass(np.broadcast_to(requests[:, None], (len(requests), self.max_draft_steps)))
+
+    def _survival(self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None) -> FloatArray:
+        """float[N, K]: calibrated survivals of the waiting drafts, extrapolated by depth past what was proposed."""
+        level = NEUTRAL_LEVEL if levels is None else levels[:, None]
+        known = self._calibrated.table[level, self._depths, confidence_bins(confidence)]
+        acceptance = np.where(self._depths < proposed[:, None], known, self._marginal.acceptance())
+        return cast(FloatArray, np.multiply.accumulate(acceptance, axis=1))
+
+    def _table_mass(self, counts: IntArray) -> SurvivalMass:
+        """Drafts counted by level and depth, int[LEVELS, K] or int[1, K] at the neutral level, as a sorted mass."""
+        present = counts[:, 0].nonzero()[0]
+        if len(present) == 1:
+            level = present[0] if len(counts) > 1 else NEUTRAL_LEVEL
+            count = counts[present[0]]
+            depths = int(np.count_nonzero(count))
+            value = self._table_survival[level][:depths]
+            return SurvivalMass(value, self._depths[:depths] + 1, count[:depths].astype(np.float64), ladder=True)
+        if self._table_order is None:
+            self._table_order = np.argsort(-self._table_survival, axis=None, kind="stable")
+        count = counts.ravel()[self._table_order]
+        held = count.nonzero()[0]
+        order = self._table_order[held]
+        value = self._table_survival.ravel()[order]
+        return SurvivalMass(value, order % self.max_draft_steps + 1, count[held].astype(np.float64))
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        trials: IntArray,
+        successes: IntArray,
+        *,
+        request_ids: IntArray | None,
+        confidence: FloatArray | None,
+        proposed: IntArray,
+    ) -> float:
+        """Take in one round.
+
+        Args:
+            trials: int[N], drafts verified whose predecessors were all accepted.
+            successes: int[N], drafts accepted, ``trials - 1 <= successes <= trials``.
+            confidence: float[N, K] of the ``proposed`` drafts, in 0..1, or None.
+
+        Returns:
+            Accepted drafts above what was expected.
+        """
+        entries = None if request_ids is None else self._offsets.entries(request_ids)
+        levels = None if entries is None else self._offsets.levels(entries)
+        accepted = _at_least(successes, self.max_draft_steps)[:, None]
+        if confidence is None:
+            acceptance = self._acceptance
+            residual, information = self._marginal.learn(self._depth_trials(trials, levels), accepted)
+            if entries is not None and levels is not None:
+                self._offsets.learn(entries, *_request_scores(acceptance, levels, trials, successes))
+        else:
+            self._marginal.learn(self._depth_trials(trials, None), accepted)
+            residual, information = self._learn_calibrated(trials, successes, confidence, entries, levels)
+            self._history.push(self._survival(confidence, proposed, levels)[proposed > 0])
+        if self._detector.update(residual, information):
+            self.changes += 1
+            self._marginal.forget(0.25)
+            self._calibrated.forget(0.25)
+        self._refresh()
+        return residual
+
+    def _depth_trials(self, trials: IntArray, levels: IntArray | None) -> FloatArray:
+        """float[LEVELS, K, 1]: trials by level and depth."""
+        out = np.zeros((LEVELS, self.max_draft_steps, 1))
+        counts = _waiting_by_level(trials, levels, self.max_draft_steps)
+        if levels is None:
+            out[NEUTRAL_LEVEL, :, 0] = counts[0]
+        else:
+            out[:, :, 0] = counts
+        return out
+
+    def _learn_calibrated(
+        self,
+        trials: IntArray,
+        successes: IntArray,
+        confidence: FloatArray,
+        entries: IntArray | None,
+        levels: IntArray | None,
+    ) -> tuple[float, float]:
+        model, num_depths = self._calibrated, self.max_draft_steps
+        bins = confidence_bins(confidence)
+        tried = self._depths < trials[:, None]
+        level = NEUTRAL_LEVEL if levels is None else levels[:, None]
+        expected = np.where(tried, model.table[level, self._depths, bins], 0.0)
+        cell = self._depths * model.num_bins + bins
+        cells = num_depths * model.num_bins
+        counts = np.bincount((cell + level * cells)[tried], minlength=LEVELS * cells)
+        accepted = np.bincount(cell[self._depths < successes[:, None]], minlength=cells)
+        outcome = model.learn(
+            counts.reshape(LEVELS, num_depths, model.num_bins).astype(np.float64),
+            accepted.reshape(num_depths, model.num_bins).astype(np.float64),
+        )
+        if entries is not None:
+            self._offsets.learn(entries, successes - expected.sum(axis=1), (expected * (1.0 - expected)).sum(axis=1))
+        return outcome
+
+
+def _request_scores(
+    acceptance: FloatArray, levels: IntArray, trials: IntArray, successes: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Each request's accepted drafts above what float[LEVELS, K] ``acceptance`` expects, and its information."""
+    expected = np.zeros((2, LEVELS, acceptance.shape[1] + 1))
+    np.add.accumulate(acceptance, axis=1, out=expected[0, :, 1:])
+    np.add.accumulate(acceptance * (1.0 - acceptance), axis=1, out=expected[1, :, 1:])
+    return successes - expected[0, levels, trials], expected[1, levels, trials]
+
+
+def _at_least(counts: IntArray, largest: int) -> FloatArray:
+    """float[largest]: how many of ``counts`` are at least 1, 2, .., largest."""
+    tally = np.bincount(counts, minlength=largest + 1)
+    return cast(FloatArray, tally[::-1].cumsum()[-2::-1].astype(np.float64))
+
+
+def _waiting_by_level(counts: IntArray, levels: IntArray | None, largest: int) -> IntArray:
+    """int[LEVELS, largest], or int[1, largest] without levels: requests of a level whose count is at least 1, 2, .."""
+    width = largest + 1
+    key = counts if levels is None else levels * width + counts
+    tally = np.bincount(key, minlength=width if levels is None else LEVELS * width).reshape(-1, width)
+    return cast(IntArray, tally[:, ::-1].cumsum(axis=1)[:, -2::-1])

@@ -1,0 +1,58 @@
+"""The knobs of the ``lightspec`` strategy. Every one of them is a YAML key under ``planner.options``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from lightspec_lightllm.errors import ConfigError
+
+MAX_DRAFT_STEPS = 15
+"""The largest K: a request's rows must fit the 16 that LightLLM's verification kernels take."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """Parameters of the acceptance estimator and of the search.
+
+    A *trial* is one draft that was verified after all before it were accepted; a trial at acceptance q carries
+    q (1 - q) of Fisher information on its log-odds, about 0.2.
+
+    Attributes:
+        prior_acceptance: acceptance assumed before the first trial, in (0, 1). Optimistic, so that drafting is tried.
+        memory_trials: trials after which an acceptance statistic has forgotten 1 - 1/e of the past.
+        request_memory_trials: the same for the offset of one request.
+        request_prior_trials: trials that pull a request's offset towards the batch; larger trusts requests less.
+        pace_rounds: rounds over which the running tokens per second (the price of time) are averaged.
+        probe_rounds: rounds without any trial before one is made on purpose; doubles while probes do not pay.
+        probe_cost: largest share of time that probes may take, in (0, 1).
+        steps_margin: relative gain in a round's value that a change of the draft steps must bring.
+        drift: correct the costs by the measured time of served rounds.
+    """
+
+    prior_acceptance: float = 0.7
+    memory_trials: float = 400.0
+    request_memory_trials: float = 80.0
+    request_prior_trials: float = 12.0
+    pace_rounds: float = 48.0
+    probe_rounds: int = 24
+    probe_cost: float = 0.005
+    steps_margin: float = 0.003
+    drift: bool = True
+
+    def __post_init__(self) -> None:
+        checks = {
+            "prior_acceptance": 0 < self.prior_acceptance < 1,
+            "memory_trials": self.memory_trials >= 1,
+            "request_memory_trials": self.request_memory_trials >= 1,
+            "request_prior_trials": self.request_prior_trials > 0,
+            "pace_rounds": self.pace_rounds >= 1,
+            "probe_rounds": self.probe_rounds >= 1,
+            "probe_cost": 0 < self.probe_cost < 1,
+            "steps_margin": 0 <= self.steps_margin < 1,
+        }
+        for name, good in checks.items():
+            if not good:
+                default = next(f.default for f in fields(self) if f.name == name)
+                raise ConfigError(
+                    f"planner.options.{name}: {getattr(self, name)!r} is out of range; the default is {default!r}"
+                )

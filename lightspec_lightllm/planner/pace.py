@@ -1,0 +1,73 @@
+"""What time is worth: the running rate of tokens, and how measured rounds differ from the table."""
+
+from __future__ import annotations
+
+import math
+
+
+class Pace:
+    """Committed tokens per off-round of time, a running mean: the speed-up over no speculation.
+
+    The best long-run rate is reached by maximising ``tokens - lambda * time`` in every round with lambda that rate
+    (Dinkelbach 1967, and the average-reward optimality equation); where all rounds are alike this is the plain ratio.
+    Kept relative to what the same batch would do without speculation, so that lambda follows a change of the batch at
+    once.
+    """
+
+    def __init__(self, rounds: float) -> None:
+        self._keep = math.exp(-1.0 / rounds)
+        self._tokens = 1.0
+        self._time = 1.0
+
+    def update(self, tokens_per_request: float, time_in_off_rounds: float) -> None:
+        """Take in a round: committed tokens per request, and its time over that of a round without speculation."""
+        self._tokens = self._keep * self._tokens + tokens_per_request
+        self._time = self._keep * self._time + time_in_off_rounds
+
+    @property
+    def speedup(self) -> float:
+        """At least 1: no speculation is always at hand."""
+        return max(1.0, self._tokens / self._time)
+
+
+class CostDrift:
+    """Measured time of a round as ``overhead + slope * predicted``, an exponentially weighted regression.
+
+    A round costs more than its forwards (launch, sampling, commit), and a busy machine stretches all of it. How far the
+    slope is told from the overhead depends on how much predictions vary; where they do not, all of it is slope, which
+    changes no decision.
+    """
+
+    def __init__(self, rounds: float = 64.0) -> None:
+        self._keep = math.exp(-1.0 / rounds)
+        self._weight = 0.0
+        self._x = self._y = self._xx = self._xy = 0.0
+        self.slope = 1.0
+        self.overhead_ms = 0.0
+
+    def update(self, predicted_ms: float, measured_ms: float) -> None:
+        """Take in one round. A measurement far off the current fit is taken as three times or a third of it."""
+        if predicted_ms <= 0.0:
+            return
+        expected = self.correct(predicted_ms)
+        if self._weight >= 4.0:
+            measured_ms = min(max(measured_ms, expected / 3.0), expected * 3.0)
+        keep = self._keep
+        self._weight = keep * self._weight + 1.0
+        self._x = keep * self._x + predicted_ms
+        self._y = keep * self._y + measured_ms
+        self._xx = keep * self._xx + predicted_ms * predicted_ms
+        self._xy = keep * self._xy + predicted_ms * measured_ms
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = max(self._xx / self._weight - mean_x * mean_x, 0.0)
+        covariance = self._xy / self._weight - mean_x * mean_y
+        ratio = mean_y / mean_x
+        # Ridge towards the plain ratio: 16 rounds' worth of a tenth of the mean prediction.
+        ridge = 0.01 * mean_x * mean_x * 16.0 / (16.0 + self._weight)
+        slope = (covariance + ridge * ratio) / (spread + ridge)
+        self.slope = min(max(slope, 0.25 * ratio), ratio)
+        self.overhead_ms = max(mean_y - self.slope * mean_x, 0.0)
+
+    def correct(self, predicted_ms: float) -> float:
+        """What a round predicted from the tables will measure."""
+        return self.overhead_ms + self.slope * predicted_ms

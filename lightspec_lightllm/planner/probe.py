@@ -1,0 +1,40 @@
+"""When to try what does not seem to pay, so that a workload that got easier is noticed."""
+
+from __future__ import annotations
+
+LONGEST = 16
+"""The longest interval, in first intervals."""
+
+
+class ProbeSchedule:
+    """Rounds between probes while nothing is verified: doubling while they disappoint, short after one that surprises.
+
+    Args:
+        rounds: the first interval; it grows to `LONGEST` times that.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._base = rounds
+        self._interval = rounds
+        self._quiet = 0
+
+    def due(self, least_rounds: float) -> bool:
+        """Whether it is time, given that its cost wants ``least_rounds`` between probes (heeded up to the longest)."""
+        return self._quiet >= min(max(self._interval, least_rounds), self._base * LONGEST)
+
+    def worthwhile(self) -> None:
+        """Drafting pays by what is known: the next quiet spell starts with the first interval."""
+        self._interval = self._base
+
+    def observed(self, num_trials: int, probe: bool, residual: float) -> None:
+        """Count a round; after one that verified for a probe, set the next interval by whether it surprised."""
+        if num_trials == 0:
+            self._quiet += 1
+            return
+        self._quiet = 0
+        if probe:
+            self._interval = (
+                max(self._base // 6, 2)
+                if residual > 0
+                else min(max(self._interval, self._base // 2) * 2, self._base * LONGEST)
+            )

@@ -1,0 +1,91 @@
+"""Stage 2: how many drafts each request proposes for the next round."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from lightspec_lightllm.planner.costs import BudgetCosts, CostModel, draft_terms
+from lightspec_lightllm.planner.gain import SurvivalMass
+from lightspec_lightllm.planner.types import DrafterKind, FloatArray
+
+
+def steps_values(
+    mass: SurvivalMass,
+    num_requests: int,
+    legal: tuple[int, ...],
+    *,
+    kind: DrafterKind,
+    block: int,
+    costs: CostModel,
+    context: float,
+    price: float,
+    backlog: int = 0,
+) -> FloatArray:
+    """For each legal d, the value of a round that drafts d and verifies the best budget that d allows.
+
+    ``V(d) = max_B [N + gain_d(B - N) - price * (T(B) + fills(d) Td(B))] - price * fixed(d)``
+
+    where ``gain_d`` counts the drafts of depth 1..d in ``mass``: a whole batch proposing K drafts each, and thus
+    independent of how many are waiting now. The budgets compared are those of `CostModel.budgets` and all N (1 + d).
+
+    Args:
+        mass: survivals of a batch whose requests propose K drafts each.
+        legal: draft steps to compare, ascending from 0.
+        price: lambda, tokens per millisecond.
+        backlog: rows that the drafter must catch up on before its first step.
+
+    Returns:
+        float[D], tokens, less the price of the round's time.
+    """
+    cap = costs.max_rows if costs.max_rows is not None else num_requests * (1 + legal[-1])
+    ends = tuple(max(num_requests, min(num_requests * (1 + d), cap)) for d in legal)
+    line = costs.lines(max(ends[-1] + backlog, num_requests * block), context)[1]
+    fixed, fills = zip(*(draft_terms(kind, line, num_requests, d, block) for d in legal), strict=True)
+    budgets = costs.budgets(ends, context, backlog)
+    if mass.ladder and len(set(fills[1:])) == 1:
+        value = _ladder_values(mass, num_requests, budgets, price, fills[1])
+    else:
+        value = _values(mass, num_requests, legal, budgets, price, fills)
+    return num_requests + value - price * np.array(fixed)
+
+
+def _ladder_values(
+    mass: SurvivalMass, num_requests: int, budgets: BudgetCosts, price: float, fills: float
+) -> FloatArray:
+    """Requests that are all alike: drafting d more or fewer only moves the end of one and the same gain curve."""
+    value = mass.curve().at(budgets.rows - num_requests) - price * budgets.target_ms
+    skipping = value[0]
+    best = np.maximum.accumulate(value - (price * fills) * budgets.draft_ms)[budgets.ends]
+    best[0] = skipping
+    return best
+
+
+def _values(  # noqa: PLR0917 - the same nouns as above, in the same order
+    mass: SurvivalMass,
+    num_requests: int,
+    legal: tuple[int, ...],
+    budgets: BudgetCosts,
+    price: float,
+    fills: tuple[float, ...],
+) -> FloatArray:
+    """All lengths at once: a gain curve per d, laid end to end so that one interpolation reads them all."""
+    steps = np.array(legal)[:, None]
+    count = mass.count * (mass.depth <= steps)
+    knots = np.zeros((len(legal), len(mass.value) + 1))
+    heights = np.zeros_like(knots)
+    np.add.accumulate(count, axis=1, out=knots[:, 1:])
+    np.add.accumulate(count * mass.value, axis=1, out=heights[:, 1:])
+    wanted = budgets.rows - num_requests
+    shift = np.arange(len(legal))[:, None] * (knots[-1, -1] + wanted[-1] + 2.0)
+    # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
+    at = np.minimum(wanted, knots[:, -1:]) + shift
+    gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
+    value = gain - price * (budgets.target_ms + np.array(fills)[:, None] * budgets.draft_ms)
+    return cast(FloatArray, value.max(axis=1))
+
+
+def legal_steps(kind: DrafterKind, max_draft_steps: int) -> tuple[int, ...]:
+    """Draft steps that a kind of drafter can take: every length, or all or nothing where layers must keep pace."""
+    return (0, max_draft_steps) if kind in ("chained", "block") else tuple(range(max_draft_steps + 1))

@@ -57,6 +57,7 @@ def to_json(experiment: Experiment, subject: Subject, peak_memory_mb: float) -> 
             "seed": options.seed,
             "temperature": options.temperature,
             "max_tokens": options.max_tokens,
+            "fallback": run.result.fallback,
         }
         | dataclasses.asdict(run.metrics)
         for cell in experiment.cells

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from lightspec_lightllm.decode import RoundRecord
+from lightspec_lightllm.decode import DecodeCounters, RoundRecord
 from lightspec_lightllm.engine.options import SamplingParams
 
 
@@ -29,6 +29,10 @@ class Request(Protocol):
 
 
 class Stepper(Protocol):
+    """Rounds, one at a time; `decode.Round` is one."""
+
+    @property
+    def counters(self) -> DecodeCounters: ...
     def step(self) -> RoundRecord | None: ...
 
 
@@ -78,6 +82,8 @@ class RunResult:
     requests: tuple[RequestResult, ...]
     rounds: tuple[RoundTrace, ...]
     duration: float
+    fallback: str | None = None
+    """Why dynamic planning was given up for fixed steps during the run; None when it was not."""
 
 
 @dataclass
@@ -134,7 +140,9 @@ def run_closed_loop(
                 results[flight.index] = flight.result()
                 on_finish(results[flight.index])
         live = [flight for flight in live if flight.index not in results]
-    return RunResult(tuple(results[i] for i in range(len(prompts))), tuple(traces), clock() - began)
+    return RunResult(
+        tuple(results[i] for i in range(len(prompts))), tuple(traces), clock() - began, rounds.counters.fallback
+    )
 
 
 def trace_of(record: RoundRecord, at: float) -> RoundTrace:

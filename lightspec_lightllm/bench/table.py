@@ -74,6 +74,7 @@ def footer(experiment: Experiment, subject: Subject) -> list[str]:
     machine = subject.machine
     lines = ["x off, x best: paired by repetition; * and best: the fastest of off and the fixed arms in the cell"]
     lines += [ratio_line(experiment, arm) for arm in experiment.options.arms if not is_static(arm)]
+    lines += fallback_lines(experiment)
     lines += text_lines(experiment)
     lines.append(
         f"{subject.model_id}, {subject.weights}, drafter {subject.drafter}, {subject.threads} engine thread(s) on "
@@ -98,6 +99,17 @@ def ratio_line(experiment: Experiment, arm: str) -> str:
         f"{arm} against the best static arm of each cell: {mean:.3f} in the geometric mean, "
         f"lowest {min(ratios):.3f}, over {len(ratios)} cell(s)"
     )
+
+
+def fallback_lines(experiment: Experiment) -> list[str]:
+    """Runs whose planner gave up: their numbers are those of fixed steps."""
+    return [
+        f"{cell.dataset.name}, {cell.concurrency} in flight, {run.arm}, repetition {run.repetition + 1}: "
+        f"planning was given up for fixed steps: {run.result.fallback}"
+        for cell in experiment.cells
+        for run in cell.runs
+        if run.result.fallback
+    ]
 
 
 def text_lines(experiment: Experiment) -> list[str]:

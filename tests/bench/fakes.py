@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightspec_lightllm.decode import RoundRecord
+from lightspec_lightllm.decode import DecodeCounters, RoundRecord
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.planner.types import Plan
 
@@ -51,6 +51,7 @@ class FakeHost:
     started: list[str] = field(default_factory=list)
     live: list[FakeRequest] = field(default_factory=list)
     most_in_flight: int = 0
+    fallback: str | None = None
     asked_gaps: list[list[int]] = field(default_factory=list)
     model_id: str = "fake"
     threads: int = 1
@@ -72,7 +73,9 @@ class FakeHost:
     def rounds(self, arm: str, /) -> "FakeRounds":
         assert not self.live, "an arm began while requests of another were in flight"
         self.started.append(arm)
-        return FakeRounds(self, TOKENS_PER_ROUND[arm])
+        rounds = FakeRounds(self, TOKENS_PER_ROUND[arm])
+        rounds.counters.fallback = self.fallback if arm == "lightspec" else None
+        return rounds
 
     def top_two_gap(self, tokens: list[int], /) -> float | None:
         self.asked_gaps.append(tokens)
@@ -83,6 +86,7 @@ class FakeHost:
 class FakeRounds:
     host: FakeHost
     tokens: int
+    counters: DecodeCounters = field(default_factory=lambda: DecodeCounters(15))
 
     def step(self) -> RoundRecord | None:
         self.host.steps += 1
@@ -100,7 +104,6 @@ class FakeRounds:
             verified=np.full(count, drafts),
             accepted=np.full(count, self.tokens),
             committed=np.array(committed),
-            finished=[request.request_id for request in live if request.finish_reason],
             seconds=dict.fromkeys(("plan", "schedule", "target", "draft", "commit"), 0.001),
             num_requests=count,
             context_tokens=sum(len(request.tokens) for request in live),

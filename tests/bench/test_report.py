@@ -89,6 +89,11 @@ def test_the_table_of_an_interrupted_run_says_so() -> None:
     assert "Interrupted: only the runs that had finished are shown" in text
 
 
+def test_the_table_tells_when_a_planner_gave_up() -> None:
+    text = rendered(experiment(FakeHost(fallback="ZeroDivisionError"), repetitions=1))
+    assert text.count("planning was given up for fixed steps: ZeroDivisionError") == 4
+
+
 def test_the_json_has_the_field_names_of_vllm_bench_serve() -> None:
     content = json.loads(json.dumps(to_json(experiment(), subject(), peak_memory_mb=100.0)))
     assert len(content["results"]) == 2 * 2 * 3 * 3

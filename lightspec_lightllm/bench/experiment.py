@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightspec_lightllm.bench.cells import Cell, Run
+from lightspec_lightllm.bench.cells import BASELINE, Cell, Run
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.metrics import measure
 from lightspec_lightllm.bench.options import BenchOptions
@@ -77,6 +77,7 @@ def run_experiment(host: Host, datasets: list[Dataset], options: BenchOptions, p
         for dataset in datasets:
             count = max(map(options.prompts_in, options.concurrency))
             fitting, experiment.too_long[dataset.name] = fitting_prompts(host, dataset, count, options)
+            warm_up(host, fitting[0][1])
             for concurrency in options.concurrency:
                 chosen = [fitting[i % len(fitting)] for i in range(options.prompts_in(concurrency))]
                 cell = Cell(dataset, concurrency, tuple(prompt for prompt, _ in chosen))
@@ -87,6 +88,13 @@ def run_experiment(host: Host, datasets: list[Dataset], options: BenchOptions, p
     experiment.cells = [cell for cell in experiment.cells if cell.runs]
     experiment.duration = time.perf_counter() - began
     return experiment
+
+
+def warm_up(host: Host, prompt: list[int]) -> None:
+    """One short answer that is not measured: the first forward of a shape prepares kernels and takes several times as
+    long as the next."""
+    params = SamplingParams(max_tokens=max(1, min(4, host.max_context - len(prompt))))
+    run_closed_loop(host.submit, host.rounds(BASELINE), [(prompt, params)], concurrency=1)
 
 
 def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOptions, progress: Progress) -> None:

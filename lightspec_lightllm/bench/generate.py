@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from lightspec_lightllm.bench.experiment import Host
+from lightspec_lightllm.bench.experiment import Host, warm_up
 from lightspec_lightllm.bench.host import check_installed, open_host
 from lightspec_lightllm.bench.progress import SetupProgress
 from lightspec_lightllm.config import Config
@@ -42,8 +42,12 @@ def run_generate(config: Config, prompt: str, params: SamplingParams, strategy: 
     if compare and params.seed is None:
         params = dataclasses.replace(params, seed=0)  # the default seed is the request's number, which would differ
 
+    tokens = host.chat(prompt)
+    if compare:
+        warm_up(host, tokens)
+
     def show(strategy: str) -> Answer:
-        found = answer(host, host.chat(prompt), params, strategy, on_text=lambda text: output.print(text, end=""))
+        found = answer(host, tokens, params, strategy, on_text=lambda text: output.print(text, end=""))
         output.print()
         return found
 
@@ -56,10 +60,8 @@ def run_generate(config: Config, prompt: str, params: SamplingParams, strategy: 
     output.print("---")
     output.print(first.line())
     output.print(second.line())
-    same = first.tokens == second.tokens
-    output.print(
-        f"{second.duration / first.duration:.2f} times as fast; the texts are {'' if same else 'not '}identical"
-    )
+    verdict = "identical" if first.tokens == second.tokens else "not identical"
+    output.print(f"{first.strategy} is {second.duration / first.duration:.2f} times as fast; the texts are {verdict}")
 
 
 def answer(

@@ -95,8 +95,8 @@ def test_ratios_are_paired_inside_a_repetition() -> None:
 
 
 def test_an_interruption_keeps_whole_runs_only() -> None:
-    # 8 rounds of off, then 4 of fixed:3 end the first two runs; the third is cut.
-    host = FakeHost(interrupt_after=13)
+    # The warm-up takes 4 rounds, off 8, fixed:3 4; the next run is cut.
+    host = FakeHost(interrupt_after=17)
     experiment = run_experiment(host, [CHAT], options(), Heard())
     assert experiment.interrupted
     assert [run.arm for cell in experiment.cells for run in cell.runs] == ["off", "fixed:3"]

@@ -85,7 +85,7 @@ def test_the_table_shows_where_a_text_differs_and_how_near_the_tie_was() -> None
 
 
 def test_the_table_of_an_interrupted_run_says_so() -> None:
-    text = rendered(experiment(FakeHost(interrupt_after=13)))
+    text = rendered(experiment(FakeHost(interrupt_after=17)))
     assert "Interrupted: only the runs that had finished are shown" in text
 
 

@@ -69,7 +69,7 @@ def answer(
 ) -> Answer:
     """Decodes one request alone, handing out its text as it grows."""
     began = time.perf_counter()
-    request, rounds = host.submit(prompt, params), host.rounds(strategy)
+    rounds, request = host.rounds(strategy), host.submit(prompt, params)
     shown, count, first_token = 0, 0, 0.0
     while request.finish_reason is None:
         count += rounds.step() is not None

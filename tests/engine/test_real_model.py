@@ -25,7 +25,7 @@ def engine() -> Engine:
 def test_it_answers_in_its_chat_template(engine: Engine) -> None:
     ids = engine.tokenizer.chat("What is the capital of France?")
     assert engine.tokenizer.decode(ids).startswith("system\nYou are a helpful AI assistant named SmolLM")
-    assert engine.tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n") == ids[-5:]
+    assert engine.tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n") == ids[-6:]
     sequence = decode_alone(engine, ids, SamplingParams(max_tokens=20))
     assert (sequence.text, sequence.finish_reason) == ("The capital of France is Paris.", "stop")
 

@@ -1,0 +1,230 @@
+"""Cost tables of the embedded engine: measured at start, the CPU's counterpart of capturing CUDA graphs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightspec_lightllm.drafters import Drafter
+from lightspec_lightllm.engine import Engine
+from lightspec_lightllm.engine.fetch import cache_dir
+from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.engine.sampling import sample_rows
+from lightspec_lightllm.errors import CostTableError
+from lightspec_lightllm.planner import CostModel
+
+FORMAT = 1
+REPEATS = 3
+CONTEXT = 256
+
+SHAPES = (
+    *((1, rows) for rows in (1, 2, 3, 4, 6, 8, 12, 16)),
+    *((2, rows) for rows in (1, 2, 4, 8, 16)),
+    *((4, rows) for rows in (1, 2, 4, 8, 16)),
+    *((8, rows) for rows in (1, 2, 4, 8, 12)),
+    *((16, rows) for rows in (1, 2, 4, 8)),
+    (32, 1),
+    (32, 2),
+)
+"""(requests, rows of each): the grid of target shapes at `CONTEXT`."""
+
+CONTEXTS = ((8, 1, 64), (8, 1, 768), (4, 4, 768))
+"""(requests, rows of each, context): what a token of context adds."""
+
+DRAFT_REQUESTS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class CostKey:
+    """What a table was measured for; a table of any other key is foreign."""
+
+    format: int
+    model: str
+    weights: str
+    threads: int
+    drafter: str
+    device: str
+    torch: str
+
+    @classmethod
+    def of(cls, engine: Engine, drafter: Drafter) -> CostKey:
+        """The key of this engine, drafter and machine."""
+        return cls(
+            format=FORMAT,
+            model=engine.model.config.sha256,
+            weights=engine.options.weights,
+            threads=engine.num_threads,
+            drafter=drafter.name,
+            device=_cpu_name(),
+            torch=str(torch.__version__),
+        )
+
+    @property
+    def path(self) -> Path:
+        """Where its table is kept."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return cache_dir() / "costs" / f"{digest}.json"
+
+
+def load_or_measure(engine: Engine, drafter: Drafter) -> CostModel:
+    """The cost model of an idle engine: read from the cache, or measured and written there.
+
+    Raises:
+        CostTableError: the stored table is damaged or was measured for something else.
+    """
+    key = CostKey.of(engine, drafter)
+    if key.path.exists():
+        return load(key.path, key)
+    table = measure(engine, drafter)
+    key.path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = key.path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps({"key": asdict(key), **table}, indent=1), encoding="utf-8")
+    scratch.replace(key.path)
+    return load(key.path, key)
+
+
+def load(path: Path, key: CostKey) -> CostModel:
+    """Read a stored table.
+
+    Raises:
+        CostTableError: it is damaged, or its key is another than ``key``.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        found = stored["key"]
+        target = {int(rows): float(ms) for rows, ms in stored["target_ms"].items()}
+        draft = {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()}
+        request_ms, request_token_ms = float(stored["request_ms"]), float(stored["request_token_ms"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
+    if found != asdict(key):
+        wrong = [f"{name} {found.get(name)!r}" for name, value in asdict(key).items() if found.get(name) != value]
+        raise CostTableError(f"cost table {path} was measured for {', '.join(wrong)}; delete it to measure again")
+    return CostModel.from_tables(
+        target, draft, interpolate=True, request_ms=request_ms, request_token_ms=request_token_ms
+    )
+
+
+def measure(engine: Engine, drafter: Drafter) -> dict[str, Any]:
+    """Measure an idle engine and its drafter: the medians of rounds that visit every shape in turn.
+
+    The target's time is fitted as ``table[rows] + requests * (request_ms + request_token_ms * context)``: on a CPU,
+    attention is paid per request and weights per row. Sampling is part of it, since every row is sampled.
+    """
+    limit = engine.options.num_slots
+    shapes = [(n, rows, CONTEXT) for n, rows in SHAPES if n * CONTEXT <= limit and n <= engine.options.max_requests]
+    shapes += [shape for shape in CONTEXTS if shape[0] * shape[2] <= limit and shape[2] <= engine.max_context]
+    shapes = [(n, rows, max(context, rows)) for n, rows, context in shapes if rows <= engine.options.max_rows]
+    capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers
+    try:
+        times = _medians([_target_run(engine, *shape) for shape in shapes])
+    finally:
+        engine.model.capture_layers = capture
+    target, request_ms, request_token_ms = fit(shapes, times)
+    return {
+        "target_ms": target,
+        "request_ms": request_ms,
+        "request_token_ms": request_token_ms,
+        "draft_ms": _measure_draft(engine, drafter),
+        "measured": [{"shape": shape, "ms": ms} for shape, ms in zip(shapes, times, strict=True)],
+    }
+
+
+def fit(shapes: list[tuple[int, int, int]], times: list[float]) -> tuple[dict[int, float], float, float]:
+    """Least squares, by relative errors, of ``table[N * rows] + N * (request_ms + request_token_ms * context)``.
+
+    Returns:
+        The monotone table of rows to milliseconds, ``request_ms`` and ``request_token_ms`` (both at least 0).
+    """
+    sizes = sorted({n * rows for n, rows, _ in shapes})
+    design = np.zeros((len(shapes), len(sizes) + 2))
+    for line, (n, rows, context) in enumerate(shapes):
+        design[line, sizes.index(n * rows)] = 1.0
+        design[line, -2:] = n, n * context
+    ms = np.array(times)
+    free = [True, True]
+    while True:
+        columns = [*range(len(sizes)), *(len(sizes) + i for i in range(2) if free[i])]
+        solution, *_ = np.linalg.lstsq(design[:, columns] / ms[:, None], np.ones(len(ms)), rcond=None)
+        terms = dict(zip(columns, solution.tolist(), strict=True))
+        negative = [i for i in range(2) if terms.get(len(sizes) + i, 0.0) < 0.0]
+        if not negative:
+            break
+        for i in negative:
+            free[i] = False
+    table = np.maximum.accumulate([max(terms[i], 0.01) for i in range(len(sizes))])
+    request_ms, request_token_ms = (terms.get(len(sizes) + i, 0.0) for i in range(2))
+    return dict(zip(sizes, table.tolist(), strict=True)), request_ms, request_token_ms
+
+
+def _medians(runs: list[Callable[[], None]]) -> list[float]:
+    """Milliseconds of each run: every run once to warm up, then in turn, so that a passing load falls on all."""
+    times: list[list[float]] = [[] for _ in runs]
+    for repeat in range(REPEATS + 1):
+        for run, seen in zip(runs, times, strict=True):
+            started = time.perf_counter()
+            run()
+            if repeat:
+                seen.append((time.perf_counter() - started) * 1e3)
+    return [statistics.median(seen) for seen in times]
+
+
+def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Callable[[], None]:
+    logits = np.zeros((num_requests * rows, engine.model.config.vocab_size), dtype=np.float32)
+    greedy = [SamplingParams()] * num_requests
+    ids = list(range(num_requests))
+
+    def run() -> None:
+        engine.probe_forward(num_requests, rows, context)
+        sample_rows(logits, greedy, ids, ids, [rows] * num_requests)
+
+    return run
+
+
+class _Stand:
+    """A request that only the drafter sees."""
+
+    def __init__(self, request_id: int, length: int) -> None:
+        self.request_id = request_id
+        self.tokens = [(request_id * 7 + i) % 101 + 5 for i in range(length)]
+        self.prompt_length = length - 1
+
+
+def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
+    """Milliseconds of one drafter forward by requests, from chains of two lengths; empty for a free drafter."""
+    if drafter.kind == "free":
+        return {}
+    width = len(drafter.capture_layers) * engine.model.config.hidden_size
+    steps = min(4, drafter.max_draft_steps)
+    out: dict[int, float] = {}
+    for num_requests in DRAFT_REQUESTS:
+        seqs = [_Stand(-1 - i, CONTEXT) for i in range(num_requests)]
+        for seq in seqs:
+            drafter.prefill(seq, 0, torch.zeros(CONTEXT - 1, width))
+        drafter.propose(seqs, 1)
+        medians = _medians([lambda s=seqs, d=d: drafter.propose(s, d) for d in (1, steps)])  # type: ignore[misc]
+        per_step = (medians[1] - medians[0]) / (steps - 1) if steps > 1 else medians[0]
+        out[num_requests] = max(per_step, 0.3 * medians[0], 1e-3)
+        for seq in seqs:
+            drafter.release(seq.request_id)
+    return out
+
+
+def _cpu_name() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"

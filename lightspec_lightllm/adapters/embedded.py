@@ -1,0 +1,148 @@
+"""The embedded CPU engine as a host, and the runtime that puts model, drafter, costs and planner together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightspec_lightllm.adapters.calibration import load_or_measure
+from lightspec_lightllm.config import Config
+from lightspec_lightllm.decode import Round, Verdict, accept_lengths
+from lightspec_lightllm.decode.host import IntArray
+from lightspec_lightllm.drafters import Drafter, make_drafter
+from lightspec_lightllm.engine import Engine, SamplingParams, Sequence, load_model
+from lightspec_lightllm.engine.fetch import ProgressListener
+from lightspec_lightllm.planner import BatchView, CostModel, Planner, make_planner
+
+
+class EmbeddedHost:
+    """Runs rounds on an `Engine`, with a drafter or without one.
+
+    Making a host connects the engine to its drafter; one host at a time may serve an engine.
+    """
+
+    def __init__(self, engine: Engine, drafter: Drafter | None, max_draft_steps: int) -> None:
+        self.engine = engine
+        self.drafter = drafter
+        self.max_draft_steps = max_draft_steps
+        self._seqs: list[Sequence] = []
+        self._drafts: dict[int, tuple[IntArray, np.ndarray[Any, np.dtype[np.float64]]]] = {}
+        self._tokens = np.zeros((0, 1 + max_draft_steps), dtype=np.int64)
+        engine.model.capture_layers = drafter.capture_layers if drafter is not None else ()
+        engine.prefill_listener = drafter.prefill if drafter is not None else None
+        engine.release_listener = self._release
+
+    def _release(self, request_id: int) -> None:
+        self._drafts.pop(request_id, None)
+        if self.drafter is not None:
+            self.drafter.release(request_id)
+
+    def now(self) -> float:
+        """Seconds of the machine's monotonic clock."""
+        return time.perf_counter()
+
+    def check_slots(self) -> None:
+        """See `Host`."""
+        self.engine.check()
+
+    def schedule(self) -> BatchView:
+        """See `Host`."""
+        width = self.max_draft_steps
+        self._seqs = seqs = self.engine.schedule(1 + width)
+        tokens = np.zeros((len(seqs), 1 + width), dtype=np.int64)
+        confidence = np.zeros((len(seqs), width))
+        proposed = np.zeros(len(seqs), dtype=np.int64)
+        for row, seq in enumerate(seqs):
+            tokens[row, 0] = seq.tokens[-1]
+            held = self._drafts.get(seq.request_id)
+            if held is not None:
+                drafts, sure = held
+                proposed[row] = len(drafts)
+                tokens[row, 1 : 1 + len(drafts)] = drafts
+                confidence[row, : len(drafts)] = sure
+        self._tokens = tokens
+        backlog = None
+        if self.drafter is not None and self.drafter.kind != "free":
+            # One row per request is part of any draft; the rest was left by rounds that drafted nothing.
+            backlog = max(self.drafter.backlog(seqs) - len(seqs), 0)
+        return BatchView(
+            num_requests=len(seqs),
+            proposed=proposed,
+            context_tokens=np.array([len(seq.tokens) for seq in seqs], dtype=np.int64),
+            confidence=confidence if self.drafter is not None else None,
+            request_ids=np.array([seq.request_id for seq in seqs], dtype=np.int64),
+            draft_backlog=backlog,
+        )
+
+    def verify(self, verified: IntArray) -> Verdict:
+        """See `Host`."""
+        rows = 1 + verified
+        forward = self.engine.forward(self._seqs, self._tokens, rows)
+        sampled = np.full(self._tokens.shape, -1, dtype=np.int64)
+        sampled[np.arange(sampled.shape[1]) < rows[:, None]] = self.engine.sample(forward, self._seqs, rows)
+        accepted = accept_lengths(self._tokens[:, 1:], sampled, verified)
+        if forward.hidden is not None and self.drafter is not None:
+            self.drafter.observe(self._seqs, forward.hidden, rows, accepted)
+        return Verdict(accepted, sampled)
+
+    def commit(self, verdict: Verdict) -> IntArray:
+        """See `Host`."""
+        return self.engine.commit(self._seqs, verdict.tokens, verdict.accepted)
+
+    def draft(self, steps: int) -> None:
+        """See `Host`. No drafts are kept past the last token that a request may still generate."""
+        self._drafts.clear()
+        going_on = [seq for seq in self._seqs if seq.status == "running"]
+        if self.drafter is None or steps == 0 or not going_on:
+            return
+        proposals = self.drafter.propose(going_on, steps)
+        for row, seq in enumerate(going_on):
+            length = min(int(proposals.lengths[row]), seq.params.max_tokens - seq.num_generated - 1)
+            if length > 0:
+                self._drafts[seq.request_id] = (proposals.tokens[row, :length], proposals.confidence[row, :length])
+
+
+class EmbeddedRuntime:
+    """A loaded model with its drafter and its measured costs."""
+
+    def __init__(self, engine: Engine, drafter: Drafter, costs: CostModel, max_draft_steps: int) -> None:
+        self.engine = engine
+        self.drafter = drafter
+        self.costs = costs
+        self.max_draft_steps = max_draft_steps
+
+    @classmethod
+    def open(
+        cls, config: Config, drafter: str | None = None, *, progress: ProgressListener | None = None
+    ) -> EmbeddedRuntime:
+        """Load everything that ``config`` names; ``drafter`` overrides its drafter.
+
+        Raises:
+            ModelError: the model or the drafter's weights cannot be used.
+            CostTableError: the stored cost table of this model and machine is damaged.
+        """
+        model, tokenizer = load_model(
+            Path(config.model.path) if config.model.path else None, config.engine.weights, progress=progress
+        )
+        engine = Engine(model, tokenizer, config.engine)
+        steps = config.planner.max_draft_steps
+        chosen = make_drafter(drafter or config.drafter.name, embedding=model.embedding, max_draft_steps=steps)
+        return cls(engine, chosen, load_or_measure(engine, chosen), steps)
+
+    def submit(self, prompt: list[int] | str, params: SamplingParams) -> Sequence:
+        """Queue a request; see `Engine.submit`."""
+        return self.engine.submit(prompt, params)
+
+    def planner(self, strategy: str, **options: Any) -> Planner:
+        """A fresh planner for this drafter and these costs."""
+        return make_planner(
+            strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=self.drafter.kind, **options
+        )
+
+    def round(self, strategy: str = "lightspec", **options: Any) -> Round:
+        """Rounds of a fresh planner on this engine. Without speculation the drafter is not even fed."""
+        drafter = None if strategy == "off" else self.drafter
+        return Round(EmbeddedHost(self.engine, drafter, self.max_draft_steps), self.planner(strategy, **options))

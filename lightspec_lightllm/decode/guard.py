@@ -1,0 +1,70 @@
+"""A planner that may fail: serving goes on with fixed steps."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from lightspec_lightllm.decode.counters import DecodeCounters
+from lightspec_lightllm.errors import FeedbackError, PlanError
+from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback
+
+logger = logging.getLogger(__name__)
+
+FALLBACK_STEPS = 3
+"""Draft steps (K if that is less) once a planner has failed: short enough to help most loads and to hurt few."""
+
+
+class GuardedPlanner:
+    """Runs a planner; after its first exception or impossible plan, the same number of steps every round for good.
+
+    That costs speed, never text: what is committed is decided by the target. Feedback that the planner refuses
+    (`FeedbackError`) is counted and forgotten; the planner goes on with what it knew.
+    """
+
+    def __init__(self, planner: Planner, counters: DecodeCounters) -> None:
+        self.planner = planner
+        self._counters = counters
+
+    def plan(self, view: BatchView) -> Plan:
+        """The planner's plan, checked, or the fallback's."""
+        if self._counters.fallback is None:
+            try:
+                return _checked(self.planner.plan(view), view, self.planner.max_draft_steps)
+            except Exception as error:  # noqa: BLE001 - whatever a planner does wrong, requests are served
+                self._give_up(error)
+        steps = min(FALLBACK_STEPS, self.planner.max_draft_steps)
+        rows = view.num_requests + int(np.asarray(view.proposed).sum())
+        return Plan(rows, steps, view.num_requests)
+
+    def observe(self, feedback: RoundFeedback) -> None:
+        """Pass feedback on, unless planning was given up."""
+        if self._counters.fallback is not None:
+            return
+        try:
+            self.planner.observe(feedback)
+        except FeedbackError as error:
+            if self._counters.num_refused_feedback == 0:
+                logger.warning("the planner refused a round's feedback, later ones are only counted: %s", error)
+            self._counters.num_refused_feedback += 1
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._counters.fallback = f"{type(error).__name__}: {error}"
+        steps = min(FALLBACK_STEPS, self.planner.max_draft_steps)
+        logger.error("planning failed, serving on with %d fixed draft steps: %s", steps, self._counters.fallback)
+
+
+def _checked(plan: Plan, view: BatchView, max_draft_steps: int) -> Plan:
+    num_requests = view.num_requests
+    most = num_requests + int(np.sum(view.proposed))
+    if not num_requests <= plan.verify_rows <= most:
+        raise PlanError(f"verify rows: expected {num_requests}..{most}, the planner gave {plan.verify_rows}")
+    if not 0 <= plan.draft_steps <= max_draft_steps:
+        raise PlanError(f"draft steps: expected 0..{max_draft_steps}, the planner gave {plan.draft_steps}")
+    if plan.survival is not None and plan.survival.shape != (num_requests, max_draft_steps):
+        expected = (num_requests, max_draft_steps)
+        raise PlanError(f"survival: expected shape {expected}, the planner gave {plan.survival.shape}")
+    return plan

@@ -1,0 +1,58 @@
+"""The seam between the round and what it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lightspec_lightllm.planner import BatchView
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What the target made of a round's rows.
+
+    Attributes:
+        accepted: int[N], accept lengths, the target's own token included.
+        tokens: int[N, 1 + K], the tokens to commit; those past ``accepted`` mean nothing.
+    """
+
+    accepted: IntArray
+    tokens: IntArray
+
+
+class Host(Protocol):
+    """An engine as a round sees it. A round calls schedule, verify, commit and draft, in this order, once each.
+
+    Arrays are in the order of the requests of the last `schedule`.
+    """
+
+    max_draft_steps: int
+
+    def schedule(self) -> BatchView:
+        """Admit, resume or pause requests, prefill, and reserve 1 + K slots for each that decodes: the batch."""
+
+    def verify(self, verified: IntArray) -> Verdict:
+        """Run the target on row 0 and the first ``verified`` drafts of each request, sample, and accept the longest
+        prefix of drafts that equals what was sampled."""
+
+    def commit(self, verdict: Verdict) -> IntArray:
+        """Append the accepted tokens and give back the slots that they do not need, once.
+
+        Returns:
+            int[N], tokens kept: fewer than accepted where a request ended.
+        """
+
+    def draft(self, steps: int) -> None:
+        """Propose up to ``steps`` drafts for each request that goes on; 0 drops what was proposed."""
+
+    def now(self) -> float:
+        """Seconds on the clock that rounds are measured by."""
+
+    def check_slots(self) -> None:
+        """Raise SlotError unless every slot is free or owned by exactly one live request."""

@@ -97,27 +97,28 @@ class AcceptanceModel:
         """Take in one round's trials and accepted trials, and rebuild the table.
 
         Args:
-            trials: [LEVELS, K, bins], how many trials fell into each cell.
+            trials: [LEVELS, K, bins], how many trials fell into each cell; [1, K, bins] if all at the neutral level.
             successes: [K, bins], how many of them were accepted, over all levels.
 
         Returns:
             The round's total residual and information, for change detection.
         """
-        expected = trials * self.table
-        residual = successes - expected.sum(axis=0)
-        information = (expected * np.maximum(1.0 - self.table, 0.02)).sum(axis=0)
-        by_depth, depth_info = residual.sum(axis=1), information.sum(axis=1)
-        total_info = float(depth_info.sum())
-        # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.
-        forget = np.exp(-(depth_info + 0.125 * depth_info[0]) / self._memory)
-        self._theta_info *= forget
-        _blend(self._theta, self._theta_info, self._theta_read, residual=by_depth, information=depth_info)
+        table = self.table if len(trials) > 1 else self.table[NEUTRAL_LEVEL : NEUTRAL_LEVEL + 1]
+        expected = trials * table
+        spread = expected * np.maximum(1.0 - table, 0.02)
+        residual = successes - np.add.reduce(expected, axis=0)
+        information = np.add.reduce(spread, axis=0)
+        by_depth, depth_info = residual[:, 0], information[:, 0]
         if self.num_bins > 1:
-            bin_info = information.sum(axis=0)
+            by_depth, depth_info = np.add.reduce(residual, axis=1), np.add.reduce(information, axis=1)
+            bin_info = np.add.reduce(information, axis=0)
             self._phi_info *= np.exp(-bin_info / self._memory)
-            _blend(self._phi, self._phi_info, self._phi_read, residual=residual.sum(axis=0), information=bin_info)
+            _blend(self._phi, self._phi_info, self._phi_read, residual=np.add.reduce(residual), information=bin_info)
+        # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.
+        self._theta_info *= np.exp((depth_info + 0.125 * depth_info[0]) / -self._memory)
+        _blend(self._theta, self._theta_info, self._theta_read, residual=by_depth, information=depth_info)
         self._refresh()
-        return float(by_depth.sum()), total_info
+        return float(np.add.reduce(by_depth)), float(np.add.reduce(depth_info))
 
     def forget(self, keep: float) -> None:
         """Keep only a share of what was learned, after a change of the workload was detected."""
@@ -135,7 +136,7 @@ def _blend(
     """Take a round's working observations into terms, in place (the update of the module's docstring)."""
     info += information
     value += (information * (read - value) + residual) / (info + 1e-9)
-    np.clip(value, -8.0, 8.0, out=value)
+    np.minimum(np.maximum(value, -8.0, out=value), 8.0, out=value)
 
 
 class RequestOffsets:
@@ -197,17 +198,18 @@ class RequestOffsets:
         info *= np.exp(information / -self._memory)
         total = info + information
         offset += (information * (read - offset) + residual) / (total + 1e-9)
-        np.clip(offset, -8.0, 8.0, out=offset)
+        np.minimum(np.maximum(offset, -8.0, out=offset), 8.0, out=offset)
         self._info[entries] = total
         self._offset[entries] = offset
-        total_info = float(total.sum())
+        total_info = float(np.add.reduce(total))
         keep = 64.0 / (64.0 + len(entries))
         self._excess = keep * self._excess + (1.0 - keep) * (float((offset * offset) @ total) - len(entries))
         self._weight = keep * self._weight + (1.0 - keep) * total_info
         variance = min(max(self._excess / self._weight, 0.01), 2.0)
         self._prior = 1.0 / variance
         shrunk = total * offset / (total + self._prior)
-        self._level[entries] = np.clip(np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL, 0, LEVELS - 1)
+        level = np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL
+        self._level[entries] = np.minimum(np.maximum(level, 0, out=level), LEVELS - 1, out=level)
 
 
 class ChangeDetector:

@@ -210,11 +210,12 @@ class CostModel:
         backlog: int = 0,
     ) -> float:
         """Time to draft ``steps`` tokens for N requests after a round of B rows (see `draft_terms`)."""
-        if steps == 0 or kind == "free":
+        chained, fills = draft_terms(kind, steps)
+        if chained == fills == 0.0:
             return 0.0
-        line = self.lines(max(rows + backlog, num_requests * block), context)[1]
-        fixed, fills = draft_terms(kind, line, num_requests, steps, block)
-        return float(fixed + fills * line[rows + backlog])
+        chain_rows = num_requests * block if kind == "block" else num_requests
+        line = self.lines(max(rows + backlog, chain_rows), context)[1]
+        return chained * float(line[chain_rows]) + fills * float(line[rows + backlog])
 
     def budgets(self, ends: tuple[int, ...], context: float, backlog: int) -> BudgetCosts:
         """The budgets worth comparing between the first and the last of ``ends``, which are all among them.
@@ -260,8 +261,8 @@ class BudgetCosts:
     draft_line: FloatArray
 
 
-def draft_terms(kind: DrafterKind, line: FloatArray, num_requests: int, steps: int, block: int) -> tuple[float, float]:
-    """Split the drafter's time for d steps into ``fixed + fills * Td(B)``.
+def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:
+    """The drafter's time for d steps as ``(chained, fills)``: ``chained * Td(N) + fills * Td(B)``.
 
     ============  ================================================================================
     free          0
@@ -271,18 +272,15 @@ def draft_terms(kind: DrafterKind, line: FloatArray, num_requests: int, steps: i
     block         Td(B) + Td(N * block): fill, then one pass over the whole block
     ============  ================================================================================
 
-    Drafting nothing (d = 0) costs nothing; what it leaves behind is the backlog of the next draft.
-
-    Args:
-        line: float[..], Td by rows.
-        block: rows per request of a block drafter's pass.
+    For a block drafter the chained pass is over ``N * block`` rows instead of N. Drafting nothing (d = 0) costs
+    nothing; what it leaves behind is the backlog of the next draft.
     """
     if steps == 0 or kind == "free":
         return 0.0, 0.0
     if kind == "serial":
-        return (steps - 1) * float(line[num_requests]), 1.0
+        return steps - 1.0, 1.0
     if kind == "serial_no_kv":
-        return steps * float(line[num_requests]), 0.0
+        return float(steps), 0.0
     if kind == "chained":
         return 0.0, float(steps)
-    return float(line[num_requests * block]), 1.0
+    return 1.0, 1.0

@@ -73,7 +73,7 @@ class AcceptanceEstimator:
             survival = self._survival(confidence, proposed, levels)
             waiting = np.sort(survival[self._depths < proposed[:, None]])[::-1]
             return GainCurve.of(np.ones(len(waiting)), waiting), survival
-        counts = _waiting_by_level(proposed, levels, num_depths)
+        counts = _count_at_least(proposed, levels, num_depths)
         if len(self._history):
             mass = self.future(num_requests, levels)
             share = counts.sum(axis=0) / num_requests
@@ -86,8 +86,10 @@ class AcceptanceEstimator:
             if self._future is None or self._future[0] != num_requests:
                 self._future = (num_requests, self._history.mass(num_requests))
             return self._future[1]
-        requests = np.array([num_requests]) if levels is None else np.bincount(levels, minlength=LEVELS)
-        return self._table_mass(np.broadcast_to(requests[:, None], (len(requests), self.max_draft_steps)))
+        if levels is None:
+            count = np.full(self.max_draft_steps, float(num_requests))
+            return SurvivalMass(self._table_survival[NEUTRAL_LEVEL], self._depths + 1, count, ladder=True)
+        return self._table_mass(np.repeat(np.bincount(levels, minlength=LEVELS)[:, None], self.max_draft_steps, axis=1))
 
     def _survival(self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None) -> FloatArray:
         """float[N, K]: calibrated survivals of the waiting drafts, extrapolated by depth past what was proposed."""
@@ -139,11 +141,12 @@ class AcceptanceEstimator:
         accepted = _at_least(successes, self.max_draft_steps)[:, None]
         if confidence is None:
             acceptance = self._acceptance
-            residual, information = self._marginal.learn(self._depth_trials(trials, levels), accepted)
+            tried = _count_at_least(trials, levels, self.max_draft_steps)[:, :, None]
+            residual, information = self._marginal.learn(tried.astype(np.float64), accepted)
             if entries is not None and levels is not None:
                 self._offsets.learn(entries, *_request_scores(acceptance, levels, trials, successes))
         else:
-            self._marginal.learn(self._depth_trials(trials, None), accepted)
+            self._marginal.learn(_at_least(trials, self.max_draft_steps)[None, :, None], accepted)
             residual, information = self._learn_calibrated(trials, successes, confidence, entries, levels)
             self._history.push(self._survival(confidence, proposed, levels)[proposed > 0])
         if self._detector.update(residual, information):
@@ -152,16 +155,6 @@ class AcceptanceEstimator:
             self._calibrated.forget(0.25)
         self._refresh()
         return residual
-
-    def _depth_trials(self, trials: IntArray, levels: IntArray | None) -> FloatArray:
-        """float[LEVELS, K, 1]: trials by level and depth."""
-        out = np.zeros((LEVELS, self.max_draft_steps, 1))
-        counts = _waiting_by_level(trials, levels, self.max_draft_steps)
-        if levels is None:
-            out[NEUTRAL_LEVEL, :, 0] = counts[0]
-        else:
-            out[:, :, 0] = counts
-        return out
 
     def _learn_calibrated(
         self,
@@ -205,7 +198,7 @@ def _at_least(counts: IntArray, largest: int) -> FloatArray:
     return cast(FloatArray, tally[::-1].cumsum()[-2::-1].astype(np.float64))
 
 
-def _waiting_by_level(counts: IntArray, levels: IntArray | None, largest: int) -> IntArray:
+def _count_at_least(counts: IntArray, levels: IntArray | None, largest: int) -> IntArray:
     """int[LEVELS, largest], or int[1, largest] without levels: requests of a level whose count is at least 1, 2, .."""
     width = largest + 1
     key = counts if levels is None else levels * width + counts

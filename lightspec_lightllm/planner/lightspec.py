@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
@@ -70,7 +72,7 @@ class LightspecPlanner:
             return Plan(0, 0)
         proposed, confidence, levels = self._read(view)
         context = self._context
-        available = int(proposed.sum())
+        available = int(np.add.reduce(proposed))
         backlog = self._backlog if view.draft_backlog is None else view.draft_backlog
         price = self.price(num_requests, context)
 
@@ -115,7 +117,7 @@ class LightspecPlanner:
         proposed = np.asarray(view.proposed, dtype=np.int64)
         if proposed.shape != (num_requests,):
             raise PlanError(f"proposed: expected one count for each of {num_requests} requests, got {proposed.shape}")
-        if int(proposed.min()) < 0 or int(proposed.max()) > self.max_draft_steps:
+        if int(np.minimum.reduce(proposed)) < 0 or int(np.maximum.reduce(proposed)) > self.max_draft_steps:
             raise PlanError(f"proposed: expected counts in 0..{self.max_draft_steps}, got {proposed.tolist()}")
         context = view.context_tokens
         self._context = float(context) if isinstance(context, int | float) else float(np.mean(context))
@@ -171,6 +173,8 @@ class LightspecPlanner:
         if rows > num_requests or (available == 0 and steps > 0):
             return rows, steps, False
         self.counters.skips += 1
+        if not self._probes.due():
+            return rows, steps, False
         probe_steps = max(steps, self._legal[1])
         probe_rows = num_requests + min(available or num_requests, PROBE_ROWS)
         off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
@@ -231,17 +235,17 @@ class LightspecPlanner:
             if len(values) and values.dtype.kind not in "iu":
                 raise FeedbackError(f"{name}: expected whole numbers, got dtype {values.dtype}")
         if len(verified) and (
-            int(verified.min()) < 0
-            or int(verified.max()) > self.max_draft_steps
-            or int(accepted.min()) < 1
-            or bool((accepted > verified + 1).any())
+            int(np.minimum.reduce(verified)) < 0
+            or int(np.maximum.reduce(verified)) > self.max_draft_steps
+            or int(np.minimum.reduce(accepted)) < 1
+            or int(np.maximum.reduce(accepted - verified)) > 1
         ):
             raise FeedbackError(
                 f"expected verified in 0..{self.max_draft_steps} and accepted in 1..1 + verified, "
                 f"got verified {verified.tolist()} and accepted {accepted.tolist()}"
             )
         measured = feedback.measured_ms
-        if measured is not None and not (np.isfinite(measured) and measured > 0):
+        if measured is not None and not (math.isfinite(measured) and measured > 0):
             raise FeedbackError(f"measured_ms: expected a finite time above 0, got {measured!r}")
         if feedback.request_ids is not None and np.shape(feedback.request_ids) != verified.shape:
             raise FeedbackError(f"request_ids: expected {len(verified)}, got shape {np.shape(feedback.request_ids)}")

@@ -18,7 +18,7 @@ class ProbeSchedule:
         self._interval = rounds
         self._quiet = 0
 
-    def due(self, least_rounds: float) -> bool:
+    def due(self, least_rounds: float = 0.0) -> bool:
         """Whether it is time, given that its cost wants ``least_rounds`` between probes (heeded up to the longest)."""
         return self._quiet >= min(max(self._interval, least_rounds), self._base * LONGEST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -39,16 +40,29 @@ def steps_values(
     Returns:
         float[D], tokens, less the price of the round's time.
     """
-    cap = costs.max_rows if costs.max_rows is not None else num_requests * (1 + legal[-1])
-    ends = tuple(max(num_requests, min(num_requests * (1 + d), cap)) for d in legal)
-    line = costs.lines(max(ends[-1] + backlog, num_requests * block), context)[1]
-    fixed, fills = zip(*(draft_terms(kind, line, num_requests, d, block) for d in legal), strict=True)
+    chained, fills = _terms(kind, legal)
+    ends = _ends(num_requests, legal, costs.max_rows)
+    chain_rows = num_requests * block if kind == "block" else num_requests
+    line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
     budgets = costs.budgets(ends, context, backlog)
-    if mass.ladder and len(set(fills[1:])) == 1:
-        value = _ladder_values(mass, num_requests, budgets, price, fills[1])
+    if mass.ladder and kind != "chained":
+        value = _ladder_values(mass, num_requests, budgets, price, float(fills[-1]))
     else:
         value = _values(mass, num_requests, legal, budgets, price, fills)
-    return num_requests + value - price * np.array(fixed)
+    return num_requests + value - (price * float(line[chain_rows])) * chained
+
+
+@lru_cache(maxsize=64)
+def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    terms = np.array([draft_terms(kind, d) for d in legal])
+    return terms[:, 0], terms[:, 1]
+
+
+@lru_cache(maxsize=1024)
+def _ends(num_requests: int, legal: tuple[int, ...], max_rows: int | None) -> tuple[int, ...]:
+    """The largest budget of each d."""
+    cap = num_requests * (1 + legal[-1]) if max_rows is None else max_rows
+    return tuple(max(num_requests, min(num_requests * (1 + d), cap)) for d in legal)
 
 
 def _ladder_values(
@@ -68,7 +82,7 @@ def _values(  # noqa: PLR0917 - the same nouns as above, in the same order
     legal: tuple[int, ...],
     budgets: BudgetCosts,
     price: float,
-    fills: tuple[float, ...],
+    fills: FloatArray,
 ) -> FloatArray:
     """All lengths at once: a gain curve per d, laid end to end so that one interpolation reads them all."""
     steps = np.array(legal)[:, None]
@@ -82,7 +96,7 @@ def _values(  # noqa: PLR0917 - the same nouns as above, in the same order
     # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
     at = np.minimum(wanted, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
-    value = gain - price * (budgets.target_ms + np.array(fills)[:, None] * budgets.draft_ms)
+    value = gain - price * (budgets.target_ms + fills[:, None] * budgets.draft_ms)
     return cast(FloatArray, value.max(axis=1))
 
 

@@ -3,12 +3,27 @@
 import functools
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 
 # Before torch is first imported: two spinning threads beside another busy process cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cost_tables_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Downloads are shared with the user's cache; cost tables are not: one measured beside other tests is no good."""
+    from lightspec_lightllm.engine.fetch import cache_dir
+
+    folder = tmp_path_factory.mktemp("cache")
+    for name in ("files", "models"):
+        (cache_dir() / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(cache_dir() / name, target_is_directory=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIGHTSPEC_CACHE", str(folder))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

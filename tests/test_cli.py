@@ -134,21 +134,9 @@ def test_a_prompt_longer_than_the_context_is_named(capsys: pytest.CaptureFixture
 
 @pytest.mark.real_model
 def test_bench_measures_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    arguments = [
-        "--concurrency",
-        "1",
-        "2",
-        "--arms",
-        "off",
-        "fixed:3",
-        "lightspec",
-        "--max-tokens",
-        "8",
-        "--dataset",
-        "gsm8k",
-    ]
+    arguments = "--dataset gsm8k --concurrency 1 2 --arms off fixed:3 lightspec --max-tokens 8"
     paths = ["--dataset-path", small_dataset(tmp_path), "--out", str(tmp_path / "out")]
-    assert main(["bench", "--dataset", "gsm8k", *arguments, *paths]) == 0
+    assert main(["bench", *arguments.split(), *paths]) == 0
     text = capsys.readouterr().out
     assert "gsm8k: test.jsonl" in text
     assert "Texts: 6 of 6 are token for token those of the arm off" in text
@@ -167,21 +155,11 @@ def test_generate_streams_and_compares(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.real_model
 def test_ctrl_c_ends_with_what_was_measured(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "lightspec_lightllm.cli",
-        "bench",
-        "--dataset",
-        "gsm8k",
-        "--arms",
-        "off",
-        "lightspec",
-    ]
-    options = ["--concurrency", "1", "--num-prompts", "1", "--max-tokens", "4", "--repetitions", "100000"]
+    arguments = "--dataset gsm8k --arms off lightspec --concurrency 1 --num-prompts 1 --max-tokens 4"
+    command = [sys.executable, "-m", "lightspec_lightllm.cli", "bench", *arguments.split(), "--repetitions", "100000"]
     paths = ["--dataset-path", small_dataset(tmp_path), "--out", str(tmp_path / "out")]
     with subprocess.Popen(
-        [*command, *options, *paths], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *paths], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:  # one line per run: wait for a few runs

@@ -1,0 +1,183 @@
+"""The serial drafter: an EAGLE-3-style head that reads the target's hidden states and drafts one token per step.
+
+Per request the head keeps keys and values of every position the target has verified. Hidden states that arrive while
+nobody asks for drafts wait as a backlog; the next `propose` catches up on all of them in one pass and then chains.
+Chain steps read the head's own output in place of hidden states that do not exist yet; what they write is overwritten
+by the next catch-up, so a state never depends on how often, or how far, the head has drafted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView
+from lightspec_lightllm.drafters.checkpoint import SHIPPED, HeadWeights, load_weights
+from lightspec_lightllm.drafters.lanes import LaneCache, write_rows
+from lightspec_lightllm.drafters.linear import WeightKind
+from lightspec_lightllm.drafters.network import HeadNetwork
+from lightspec_lightllm.errors import FeedbackError
+
+
+@dataclass
+class Backlog:
+    """What one request still has to feed the head: hidden states of positions ``start..start+rows-1``."""
+
+    start: int = 0
+    pending: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Positions waiting."""
+        return sum(chunk.shape[0] for chunk in self.pending)
+
+    def take(self) -> torch.Tensor:
+        """All waiting rows ``[rows, C * D]``, but the last one stays: a second `propose` starts from it again."""
+        rows = torch.cat(self.pending) if len(self.pending) > 1 else self.pending[0]
+        self.start += rows.shape[0] - 1
+        self.pending = [rows[-1:].clone()]
+        return rows
+
+
+class HeadDrafter:
+    """Drafts with a trained head. Not thread-safe; all tensors are float32 on the CPU."""
+
+    name = "head"
+    kind: DrafterKind = "serial"
+
+    def __init__(
+        self,
+        embedding: torch.Tensor,
+        weights: HeadWeights | Path = SHIPPED,
+        *,
+        max_draft_steps: int = 8,
+        weight_kind: WeightKind = "float16",
+    ) -> None:
+        """``embedding`` is the target's ``[V, D]``. ModelError when the weights are missing or of another target."""
+        loaded = load_weights(weights) if isinstance(weights, Path) else weights
+        self.max_draft_steps = max_draft_steps
+        self.capture_layers: tuple[int, ...] = loaded.geometry.capture_layers
+        self._network = HeadNetwork(loaded, embedding, weight_kind)
+        self._cache = LaneCache(loaded.geometry.num_kv_heads, loaded.head_dim)
+        self._backlogs: dict[int, Backlog] = {}
+
+    def prefill(self, seq: SequenceView, start: int, hidden: Hidden) -> None:
+        """See `Drafter.prefill`. FeedbackError when a chunk is missing before ``start``."""
+        if start == 0:
+            self._backlogs[seq.request_id] = Backlog()
+        backlog = self._backlogs.get(seq.request_id)
+        known = 0 if backlog is None else backlog.start + backlog.rows
+        if backlog is None or known != start:
+            msg = (
+                f"request {seq.request_id}: expected hidden states from position {known} on, got a prompt chunk that "
+                f"starts at {start}; hand over every chunk in order, from 0 after a release"
+            )
+            raise FeedbackError(msg)
+        backlog.pending.append(torch.as_tensor(hidden, dtype=torch.float32).clone())
+
+    def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
+        """See `Drafter.observe`. Requests whose prompt was never handed over are passed by: they get no drafts."""
+        states = torch.as_tensor(hidden, dtype=torch.float32)
+        if int(rows.sum()) != states.shape[0] or bool((accepted > rows).any()):
+            msg = (
+                f"expected one hidden state for each of {int(rows.sum())} rows and accept lengths within them, got "
+                f"{states.shape[0]} states for rows {rows.tolist()} and accept lengths {accepted.tolist()}"
+            )
+            raise FeedbackError(msg)
+        first = 0
+        for seq, count, kept in zip(seqs, rows.tolist(), accepted.tolist(), strict=True):
+            backlog = self._backlogs.get(seq.request_id)
+            if backlog is not None:
+                # A copy: a view would keep the rejected rows of the whole batch alive.
+                backlog.pending.append(states[first : first + kept].clone())
+            first += count
+
+    def backlog(self, seqs: Sequence[SequenceView]) -> int:
+        """See `Drafter.backlog`."""
+        return sum(self._backlogs[seq.request_id].rows for seq in seqs if seq.request_id in self._backlogs)
+
+    def release(self, request_id: int) -> None:
+        """See `Drafter.release`."""
+        self._backlogs.pop(request_id, None)
+        self._cache.free(request_id)
+
+    @torch.no_grad()
+    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
+        """See `Drafter.propose`; a request whose hidden states are known always gets all ``steps``."""
+        proposals = Proposals.empty(len(seqs), steps)
+        ready = [row for row, seq in enumerate(seqs) if seq.request_id in self._backlogs]
+        if not ready:
+            return proposals
+        # In lane order a batch of all live requests reads the cache without a copy.
+        ready.sort(key=lambda row: self._cache.lane(seqs[row].request_id))
+        chain = self._catch_up([seqs[row] for row in ready], steps)
+        tokens, confidence = self._chain(chain, steps)
+        proposals.tokens[ready] = tokens
+        proposals.confidence[ready] = confidence
+        proposals.lengths[ready] = steps
+        return proposals
+
+    def _catch_up(self, seqs: Sequence[SequenceView], steps: int) -> "Chain":
+        """Process every backlog in one pass; return the state of each request's last row, ready for step 0."""
+        streams: list[torch.Tensor] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        lanes: list[int] = []
+        for seq in seqs:
+            backlog = self._backlogs[seq.request_id]
+            start, total = backlog.start, len(seq.tokens)
+            if start + backlog.rows != total - 1:
+                msg = (
+                    f"request {seq.request_id}: expected hidden states of positions 0..{total - 2} for its {total} "
+                    f"tokens, have those before {start + backlog.rows}; call observe once for every round"
+                )
+                raise FeedbackError(msg)
+            streams.append(backlog.take())
+            tokens.extend(seq.tokens[start + 1 : total])
+            positions.extend(range(start, total - 1))
+            lanes.extend([self._cache.lane(seq.request_id)] * (total - 1 - start))
+        position = torch.tensor(positions, dtype=torch.int64)
+        hidden = self._network.fuse(torch.cat(streams))
+        queries, keys, values = self._network.project(torch.tensor(tokens, dtype=torch.int64), hidden, position)
+        length = max(positions) + 1 + steps
+        self._cache.reserve(length)
+        self._cache.write(torch.tensor(lanes, dtype=torch.int64), position, keys, values)
+        last = torch.tensor([chunk.shape[0] for chunk in streams]).cumsum(0) - 1
+        all_keys, all_values = self._cache.block([self._cache.lane(seq.request_id) for seq in seqs])
+        return Chain(hidden[last], queries[last], position[last], all_keys, all_values, length)
+
+    def _chain(self, chain: "Chain", steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draft ``steps`` tokens per request: ids int64 [N, steps] and confidences float64 [N, steps]."""
+        network, hidden, queries, positions = self._network, chain.hidden, chain.queries, chain.positions
+        lanes = torch.arange(len(positions))
+        keys, values = chain.keys[:, :, : chain.length], chain.values[:, :, : chain.length]
+        bias = torch.zeros(len(positions), 1, chain.length)
+        bias.masked_fill_(torch.arange(chain.length) > positions[:, None, None], -torch.inf)
+        tokens: list[torch.Tensor] = []
+        confidences: list[torch.Tensor] = []
+        for step in range(steps):
+            if step:
+                positions = positions + 1
+                queries, new_keys, new_values = network.project(tokens[-1], hidden, positions)
+                write_rows(chain.keys, lanes, positions, new_keys)
+                write_rows(chain.values, lanes, positions, new_values)
+                bias[lanes, 0, positions] = 0.0
+            hidden = network.layer(hidden, queries, keys, values, bias)
+            token, confidence = network.draft(hidden)
+            tokens.append(token)
+            confidences.append(confidence)
+        return torch.stack(tokens, dim=1).numpy(), torch.stack(confidences, dim=1).double().numpy()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Where drafting starts: each request's last row, in lane order, and the cache block its steps write into."""
+
+    hidden: torch.Tensor  # [N, D]
+    queries: torch.Tensor  # [N, H, E]
+    positions: torch.Tensor  # int64 [N]
+    keys: torch.Tensor  # [N, G, capacity, E]
+    values: torch.Tensor  # [N, G, capacity, E]
+    length: int  # positions any request may use in this round, at most the capacity

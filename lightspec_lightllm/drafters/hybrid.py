@@ -1,0 +1,59 @@
+"""Two drafters in one: prompt lookup where the text repeats itself for long enough, the head everywhere else."""
+
+from collections.abc import Sequence
+
+from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView
+from lightspec_lightllm.drafters.head import HeadDrafter
+from lightspec_lightllm.drafters.ngram import NgramDrafter, confidences, continuation
+
+MIN_MATCH = 3
+"""Suffix length from which a looked-up continuation is right more often than the head."""
+
+
+class HybridDrafter:
+    """Decides per request and round; serial, because a round costs the head's steps unless all requests match."""
+
+    name = "hybrid"
+    kind: DrafterKind = "serial"
+
+    def __init__(self, ngram: NgramDrafter, head: HeadDrafter, *, min_match: int = MIN_MATCH) -> None:
+        """``min_match``: the shortest suffix for which the n-gram drafter is believed."""
+        self.max_draft_steps = min(ngram.max_draft_steps, head.max_draft_steps)
+        self.capture_layers = head.capture_layers
+        self._ngram = ngram
+        self._head = head
+        self._min_match = min_match
+
+    def prefill(self, seq: SequenceView, start: int, hidden: Hidden) -> None:
+        """See `Drafter.prefill`."""
+        self._head.prefill(seq, start, hidden)
+
+    def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
+        """See `Drafter.observe`; also for requests that drafted by lookup, which the head must be able to take over."""
+        self._head.observe(seqs, hidden, rows, accepted)
+
+    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
+        """See `Drafter.propose`. The head catches up only on the requests it drafts for."""
+        proposals = Proposals.empty(len(seqs), steps)
+        rest: list[int] = []
+        for row, seq in enumerate(seqs):
+            match = self._ngram.match(seq)
+            if match is None or match.length < self._min_match:
+                rest.append(row)
+            else:
+                proposals.put(row, continuation(seq.tokens, match.start, steps), confidences(match.length, steps))
+        if rest:
+            drafted = self._head.propose([seqs[row] for row in rest], steps)
+            proposals.tokens[rest] = drafted.tokens
+            proposals.lengths[rest] = drafted.lengths
+            proposals.confidence[rest] = drafted.confidence
+        return proposals
+
+    def backlog(self, seqs: Sequence[SequenceView]) -> int:
+        """See `Drafter.backlog`; an upper bound, as requests with a long match are not caught up."""
+        return self._head.backlog(seqs)
+
+    def release(self, request_id: int) -> None:
+        """See `Drafter.release`."""
+        self._ngram.release(request_id)
+        self._head.release(request_id)

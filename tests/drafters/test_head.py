@@ -1,0 +1,188 @@
+"""The drafting head against the module it was trained as, and its state against a head that never skipped."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightspec_lightllm.drafters.base import Proposals
+from lightspec_lightllm.drafters.head import HeadDrafter
+from lightspec_lightllm.errors import FeedbackError, ModelError
+from tests.drafters.requests import SHAPE, FakeRequest, TinyHead, streams_for, tiny_head
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def head() -> TinyHead:
+    return tiny_head()
+
+
+def drafter(head: TinyHead) -> HeadDrafter:
+    return HeadDrafter(head.embedding, head.weights, weight_kind="float32")
+
+
+def fed(head: TinyHead, *requests: FakeRequest) -> HeadDrafter:
+    """A head that knows all hidden states of the requests' tokens but the last."""
+    drafts = drafter(head)
+    for request in requests:
+        drafts.prefill(request, 0, streams_for(request, len(request.tokens) - 1))
+    return drafts
+
+
+def unrolled(head: TinyHead, request: FakeRequest) -> tuple[list[int], list[float]]:
+    """Drafts and confidences out of the training module: unrolled once per step, on the drafts so far."""
+    tokens = list(request.tokens)
+    anchor = len(tokens) - 2
+    streams = streams_for(request, anchor + 1)[None]
+    drafts: list[int] = []
+    sure: list[float] = []
+    with torch.no_grad():
+        for step in range(STEPS):
+            embedded = head.embedding[torch.tensor([*tokens, *[0] * STEPS])][None]
+            hidden = head.module.unroll(embedded, streams, torch.tensor([anchor]), 1, step + 1)[step][0, 0]
+            chances = (head.module.output_norm(hidden) @ head.embedding[head.draft_vocab].T).softmax(-1)
+            best = int(chances.argmax())
+            drafts.append(int(head.draft_vocab[best]))
+            sure.append(float(chances[best]))
+            tokens.append(drafts[-1])
+    return drafts, sure
+
+
+def assert_same(first: Proposals, second: Proposals) -> None:
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+    np.testing.assert_array_equal(first.lengths, second.lengths)
+    np.testing.assert_allclose(first.confidence, second.confidence, rtol=1e-4)
+
+
+def test_drafting_is_the_unroll_that_was_trained(head: TinyHead) -> None:
+    rng = np.random.default_rng(3)
+    requests = [FakeRequest(i, rng.integers(0, 50, size).tolist()) for i, size in enumerate((9, 2, 30))]
+    proposals = fed(head, *requests).propose(requests, STEPS)
+    for row, request in enumerate(requests):
+        drafts, sure = unrolled(head, request)
+        assert proposals.tokens[row].tolist() == drafts
+        np.testing.assert_allclose(proposals.confidence[row], sure, rtol=1e-4)
+
+
+def test_half_precision_weights_draft_nearly_the_same(head: TinyHead) -> None:
+    request = FakeRequest(1, [3, 1, 4, 1, 5])
+    half = HeadDrafter(head.embedding, head.weights, weight_kind="float16")
+    half.prefill(request, 0, streams_for(request, 4))
+    full = fed(head, request)
+    np.testing.assert_allclose(half.propose([request], 1).confidence, full.propose([request], 1).confidence, rtol=0.05)
+
+
+@pytest.mark.parametrize("drafting", [(), (1,), (0, 2, 3), (0, 1, 2, 3, 4, 5)], ids=str)
+def test_skipped_rounds_leave_no_trace(head: TinyHead, drafting: tuple[int, ...]) -> None:
+    """Rounds verify 3 rows and accept 1, 2 or 3; whether the head drafted in between changes nothing."""
+    rng = np.random.default_rng(7)
+    requests = [FakeRequest(1, [1, 2, 3, 4]), FakeRequest(2, [9, 8])]
+    drafts = drafter(head)
+    for request in requests:
+        drafts.prefill(request, 0, streams_for(request, len(request.tokens) - 1))
+    for turn in range(6):
+        if turn in drafting:
+            drafts.propose(requests, STEPS)
+        rows, accepted = np.array([3, 3]), rng.integers(1, 4, 2)
+        hidden = []
+        for request, kept in zip(requests, accepted, strict=True):
+            known = len(request.tokens) - 1
+            right = streams_for(request, known + int(kept))[known:]
+            hidden.append(torch.cat([right, torch.full((3 - int(kept), right.shape[1]), 1e3)]))
+            request.tokens.extend(rng.integers(0, 50, int(kept)).tolist())
+        drafts.observe(requests, torch.cat(hidden), rows, accepted)
+    assert_same(drafts.propose(requests, STEPS), fed(head, *requests).propose(requests, STEPS))
+
+
+def test_prompt_chunks_are_the_same_as_one_prefill(head: TinyHead) -> None:
+    request = FakeRequest(1, list(range(20)))
+    chunked = drafter(head)
+    streams = streams_for(request, 19)
+    for start in range(0, 19, 6):
+        chunked.prefill(request, start, streams[start : start + 6].numpy())
+    assert_same(chunked.propose([request], STEPS), fed(head, request).propose([request], STEPS))
+
+
+def test_proposing_again_without_a_round_repeats_the_proposal(head: TinyHead) -> None:
+    request = FakeRequest(1, [4, 5, 6])
+    drafts = fed(head, request)
+    assert_same(drafts.propose([request], STEPS), drafts.propose([request], STEPS))
+
+
+def test_any_part_of_the_batch_in_any_order_drafts_the_same(head: TinyHead) -> None:
+    requests = [FakeRequest(i, [i, i + 1, i + 2, 7 * i % 50]) for i in range(5)]
+    together = fed(head, *requests)
+    whole = together.propose(requests, STEPS)
+    for part in ([3, 1], [4], [4, 3, 2, 1, 0]):
+        proposals = together.propose([requests[i] for i in part], STEPS)
+        np.testing.assert_array_equal(proposals.tokens, whole.tokens[part])
+
+
+def test_contexts_outgrow_the_first_capacity(head: TinyHead) -> None:
+    long, short = FakeRequest(1, [i % 50 for i in range(400)]), FakeRequest(2, [5, 6])
+    drafts = fed(head, short)
+    drafts.propose([short], STEPS)
+    drafts.prefill(long, 0, streams_for(long, 399))
+    proposals = drafts.propose([short, long], STEPS)
+    assert proposals.tokens[0].tolist() == unrolled(head, short)[0]
+    assert proposals.tokens[1].tolist() == unrolled(head, long)[0]
+
+
+def test_release_frees_the_state_and_keeps_the_others(head: TinyHead) -> None:
+    requests = [FakeRequest(i, [i, 2 * i + 1, 3]) for i in range(3)]
+    drafts = fed(head, *requests)
+    before = drafts.propose(requests, STEPS)
+    drafts.release(0)
+    drafts.release(0)
+    assert len(drafts._cache) == 2
+    assert drafts.backlog([requests[0]]) == 0
+    after = drafts.propose(requests, STEPS)
+    assert after.lengths.tolist() == [0, STEPS, STEPS]
+    np.testing.assert_array_equal(after.tokens[1:], before.tokens[1:])
+    assert (after.tokens[0] == -1).all()
+
+
+def test_a_released_request_may_come_back_with_its_whole_text(head: TinyHead) -> None:
+    request = FakeRequest(1, [1, 2, 3])
+    drafts = fed(head, request)
+    drafts.propose([request], STEPS)
+    drafts.release(1)
+    request.tokens.extend([4, 5])
+    drafts.prefill(request, 0, streams_for(request, 4))
+    assert_same(drafts.propose([request], STEPS), fed(head, request).propose([request], STEPS))
+
+
+def test_the_backlog_counts_rows_to_catch_up(head: TinyHead) -> None:
+    request = FakeRequest(1, [1, 2, 3, 4])
+    drafts = fed(head, request)
+    assert drafts.backlog([request]) == 3
+    drafts.propose([request], 1)
+    request.tokens.extend([5, 6])
+    drafts.observe([request], streams_for(request, 6)[3:], np.array([3]), np.array([2]))
+    assert drafts.backlog([request]) == 2 + 1  # the last row known before is read again
+
+
+def test_a_missing_round_is_reported(head: TinyHead) -> None:
+    request = FakeRequest(1, [1, 2, 3])
+    drafts = fed(head, request)
+    request.tokens.append(4)
+    with pytest.raises(FeedbackError, match=r"positions 0..2 for its 4 tokens"):
+        drafts.propose([request], 1)
+
+
+def test_a_missing_prompt_chunk_is_reported(head: TinyHead) -> None:
+    request = FakeRequest(1, list(range(9)))
+    with pytest.raises(FeedbackError, match="from position 0 on, got a prompt chunk that starts at 4"):
+        drafter(head).prefill(request, 4, streams_for(request, 4))
+
+
+def test_hidden_states_that_do_not_fit_the_rows_are_reported(head: TinyHead) -> None:
+    request = FakeRequest(1, [1, 2, 3])
+    drafts = fed(head, request)
+    with pytest.raises(FeedbackError, match="4 states for rows"):
+        drafts.observe([request], streams_for(request, 4), np.array([3]), np.array([2]))
+
+
+def test_another_targets_embedding_is_refused(head: TinyHead) -> None:
+    with pytest.raises(ModelError, match=f"hidden size {SHAPE.hidden_size}"):
+        HeadDrafter(torch.zeros(50, 32), head.weights)

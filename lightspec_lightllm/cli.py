@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from lightspec_lightllm import __version__
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.config import DRAFTERS, Config, check_strategy, load_config
+from lightspec_lightllm.config import Config, check_strategy, load_config
+from lightspec_lightllm.drafters import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
 
 EXIT_ERROR = 2
@@ -62,7 +63,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--dataset-path", type=Path, metavar="FILE", help="the set's public file instead of the fetched one")
     add("--concurrency", type=int, nargs="+", default=default.concurrency, metavar="N", help="requests in flight")
     add("--arms", nargs="+", default=default.arms, metavar="ARM", help="off, fixed:K, lightspec")
-    add("--num-prompts", type=int, metavar="N", help="prompts per run (default: as many as requests in flight)")
+    add(
+        "--num-prompts",
+        type=int,
+        metavar="N",
+        help="prompts per run (default: the requests in flight, at least 2)",
+    )
     add("--repetitions", type=int, default=default.repetitions, metavar="N", help="runs of each arm in each cell")
     add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="folder for JSON and plots")
     add("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="tokens per answer at most")
@@ -88,7 +94,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="YAML; flags win over it (see configs/embedded.yaml)")
-    add("--drafter", choices=DRAFTERS, help="what proposes tokens")
+    add("--drafter", choices=DRAFTER_NAMES, help="what proposes tokens")
     add("--max-draft-steps", type=int, metavar="K", help="the most drafts per request and round, 1 to 15")
     add("--weights", choices=("float16", "float32"), help="how the target's weights are kept")
     add("--threads", type=int, metavar="N", help="engine threads; 0: measure at start")

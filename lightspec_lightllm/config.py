@@ -15,11 +15,10 @@ from typing import Any, get_type_hints
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from lightspec_lightllm.drafters import DRAFTER_NAMES
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
-
-DRAFTERS = ("ngram", "head", "hybrid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class DrafterConfig:
     name: str = "ngram"
 
     def __post_init__(self) -> None:
-        if self.name not in DRAFTERS:
-            raise ConfigError(f"drafter.name: expected one of {', '.join(DRAFTERS)}, got {self.name!r}")
+        if self.name not in DRAFTER_NAMES:
+            raise ConfigError(f"drafter.name: expected one of {', '.join(DRAFTER_NAMES)}, got {self.name!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def test_bench_measures_prints_and_writes(capsys: pytest.CaptureFixture[str], tm
     assert main(["bench", *arguments.split(), *paths]) == 0
     text = capsys.readouterr().out
     assert "gsm8k: test.jsonl" in text
-    assert "Texts: 6 of 6 are token for token those of the arm off" in text
+    assert "Texts: 8 of 8 are token for token those of the arm off" in text
     assert len(list((tmp_path / "out").iterdir())) == text.count("wrote ") == 4
 
 

@@ -17,7 +17,7 @@ class BenchOptions:
     concurrency: tuple[int, ...] = (1, 4, 16)
     arms: tuple[str, ...] = ("off", "fixed:3", "fixed:7", "fixed:11", "lightspec")
     num_prompts: int | None = None
-    """Per run; None: as many as requests in flight, so that a run is one full batch."""
+    """Per run; None: as many as requests in flight, so that a run is one full batch, and at least 2."""
     max_tokens: int = 32
     repetitions: int = 1
     seed: int = 0
@@ -46,4 +46,4 @@ class BenchOptions:
                 raise ConfigError(f"{label}: a value is given twice in {' '.join(map(str, given))}")
 
     def prompts_in(self, concurrency: int) -> int:
-        return self.num_prompts if self.num_prompts is not None else concurrency
+        return self.num_prompts if self.num_prompts is not None else max(concurrency, 2)

@@ -48,19 +48,19 @@ def test_every_repetition_runs_every_arm_and_starts_with_another() -> None:
 def test_every_arm_answers_the_same_prompts_with_the_same_text() -> None:
     heard = Heard()
     experiment = run_experiment(FakeHost(), [CHAT], options(), heard)
-    assert heard.requests == num_requests(options()) == 45
+    assert heard.requests == num_requests(options()) == 54
     assert [cell.concurrency for cell in experiment.cells] == [1, 4]
     for cell in experiment.cells:
         assert len(cell.runs) == 9
         assert cell.differences() == []
         assert len({tuple(r.tokens for r in run.result.requests) for run in cell.runs}) == 1
-    assert sum(cell.compared_texts() for cell in experiment.cells) == 30
+    assert sum(cell.compared_texts() for cell in experiment.cells) == 36
 
 
 def test_more_prompts_in_flight_means_more_of_the_same_order() -> None:
     experiment = run_experiment(FakeHost(), [CHAT], options(concurrency=(1, 4, 12)), Heard())
     first, second, third = (cell.prompts for cell in experiment.cells)
-    assert first == second[:1]
+    assert first == second[:2]
     assert second == third[:4]
     assert third[10:] == third[:2], "a set smaller than the run begins again"
 
@@ -95,8 +95,8 @@ def test_ratios_are_paired_inside_a_repetition() -> None:
 
 
 def test_an_interruption_keeps_whole_runs_only() -> None:
-    # The warm-up takes 4 rounds, off 8, fixed:3 4; the next run is cut.
-    host = FakeHost(interrupt_after=17)
+    # The warm-up takes 4 rounds, two prompts of off 16, of fixed:3 8; the next run is cut.
+    host = FakeHost(interrupt_after=29)
     experiment = run_experiment(host, [CHAT], options(), Heard())
     assert experiment.interrupted
     assert [run.arm for cell in experiment.cells for run in cell.runs] == ["off", "fixed:3"]

@@ -64,7 +64,7 @@ def test_the_table_says_which_set_ran_and_how_each_arm_did() -> None:
     assert "sharegpt: chat.json" in text
     assert "gsm8k: maths.jsonl" in text
     assert "3 prompts left out: no user opens the conversation" in " ".join(text.split())
-    assert "Texts: 60 of 60 are token for token those of the arm off" in text
+    assert "Texts: 72 of 72 are token for token those of the arm off" in text
     assert "lightspec against the best static arm of each cell" in text
     assert "over 4 cell(s)" in text
     assert text.count("lightspec ") >= 4
@@ -80,12 +80,12 @@ def test_a_narrow_window_gets_the_same_columns_in_two_halves() -> None:
 
 def test_the_table_shows_where_a_text_differs_and_how_near_the_tie_was() -> None:
     text = rendered(experiment(FakeHost(wrong="lightspec"), concurrency=(1,), repetitions=1))
-    assert "Texts: 2 of 4 are token for token those of the arm off" in text
+    assert "Texts: 4 of 8 are token for token those of the arm off" in text
     assert "first differs at token 2; gap of the target's two best logits there: 2.0e-05" in " ".join(text.split())
 
 
 def test_the_table_of_an_interrupted_run_says_so() -> None:
-    text = rendered(experiment(FakeHost(interrupt_after=17)))
+    text = rendered(experiment(FakeHost(interrupt_after=29)))
     assert "Interrupted: only the runs that had finished are shown" in text
 
 
@@ -100,7 +100,7 @@ def test_the_json_has_the_field_names_of_vllm_bench_serve() -> None:
     for record in content["results"]:
         assert set(record) >= SERVE_FIELDS
     assert content["date"] == "20260102-030405"
-    assert content["texts"] == {"compared": 60, "identical": 60, "differences": []}
+    assert content["texts"] == {"compared": 72, "identical": 72, "differences": []}
     assert {entry["arm"] for entry in content["summary"]} == {"off", "fixed:3", "lightspec"}
     assert content["machine"]["cores"] >= 1
 
@@ -122,7 +122,7 @@ def test_the_trace_holds_every_round_of_every_run(tmp_path: Path) -> None:
     paths = write_files(OutputFolder.open(tmp_path, DATE), done, subject())
     runs = json.loads(paths[1].read_text(encoding="utf-8"))
     assert len(runs) == 12
-    assert sum(runs[0]["rounds"]["committed"]) == 8
+    assert sum(runs[0]["rounds"]["committed"]) == 16
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def brute_force(tokens: list[int], steps: int, min_match: int, max_match: int) -
                 longer = list(tokens)
                 for _ in range(steps):
                     longer.append(longer[start + n + len(longer) - len(tokens)])
-                return longer[len(tokens) :], n
+                before, after = tokens[: start + n], tokens
+                agree = [m for m in range(n, 33) if m <= len(before) and before[-m:] == after[-m:]]
+                return longer[len(tokens) :], max(agree)
     return [], 0
 
 
@@ -77,9 +79,10 @@ def test_release_forgets_the_request_and_may_be_repeated() -> None:
 
 
 def test_longer_matches_are_never_less_trusted() -> None:
-    first = [rates[0] for rates in HIT_RATES]
-    assert first == sorted(first)
-    assert all(0 < rate < 1 for rates in HIT_RATES for rate in rates)
+    assert list(HIT_RATES) == sorted(HIT_RATES)
+    assert all(0 < rate < 1 for rate in HIT_RATES)
+    assert confidences(3, 2) == [HIT_RATES[2], HIT_RATES[3]]
+    assert confidences(31, 3) == [HIT_RATES[30], HIT_RATES[31], HIT_RATES[31]]
 
 
 def test_impossible_match_lengths_are_refused() -> None:

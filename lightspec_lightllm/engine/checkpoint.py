@@ -77,11 +77,13 @@ class Checkpoint:
     def tensor(self, name: str) -> FloatArray:
         """A fresh float32 array; nothing stays mapped."""
         offset, shape = self._table[name]
-        count = int(np.prod(shape))
-        values = np.fromfile(self._data, dtype="<f4", count=count, offset=offset)
-        if values.size != count:
+        values = np.empty(shape, dtype="<f4")
+        with self._data.open("rb", buffering=0) as file:
+            file.seek(offset)
+            size = file.readinto(values.data.cast("B"))
+        if size != values.nbytes:
             raise ModelError(f"converted model {self._data} is truncated; delete {self._data.parent} and start again")
-        return values.reshape(shape)
+        return values
 
 
 def open_checkpoint(path: Path, progress: ProgressListener | None = None) -> Checkpoint:

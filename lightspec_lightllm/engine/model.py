@@ -1,5 +1,7 @@
 """A Llama decoder on the CPU: float32 activations, weights in one of two lossless formats."""
 
+import math
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,20 +16,24 @@ from lightspec_lightllm.engine.linear import Linear, make_linear
 from lightspec_lightllm.engine.options import WeightFormat
 from lightspec_lightllm.errors import ModelError
 
+_HUGE_PAGE = 2 << 20  # bytes; a cache that begins at one touches no more of them than it must
+
 __all__ = ["Batch", "KVCache", "Model", "ModelConfig"]
 
 
 class KVCache:
     """Keys and values of every slot: [layers, key heads then value heads, slots, head_dim], float32.
 
-    Memory is taken as slots are first used.
+    Memory is taken as slots are first used, in huge pages where the system gives them: low slots are cheapest.
     """
 
     def __init__(self, config: ModelConfig, num_slots: int) -> None:
         self.num_kv_heads = config.num_kv_heads
         shape = (config.num_layers, 2 * config.num_kv_heads, num_slots, config.head_dim)
-        self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
-        self.layers = list(self.data)
+        size = math.prod(shape)
+        memory = np.zeros(size + _HUGE_PAGE // 4, dtype=np.float32)
+        first = -memory.ctypes.data % _HUGE_PAGE // 4
+        self.layers = list(torch.from_numpy(memory[first : first + size].reshape(shape)))
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Model:
                 down=make_linear(tensor(prefix + "down"), weights),
             )
 
-        with ThreadPoolExecutor(2) as pool:  # packing runs outside the interpreter lock
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # packing runs outside the interpreter lock
             head = pool.submit(make_linear, self.embedding if config.tied_head else tensor("head"), weights)
             self._layers = list(pool.map(make_layer, range(config.num_layers)))
             self._head = head.result()

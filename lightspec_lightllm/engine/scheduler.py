@@ -90,7 +90,7 @@ class Scheduler:
             return
         if sequence.status == "running":
             sequence.num_computed = len(sequence.tokens) - 1
-        elif sequence.num_computed == len(sequence.tokens) - 1:
+        elif sequence.num_computed == sequence.prefill_target:
             sequence.status = "running"
         self.slots.trim(sequence.slot_row, sequence.num_computed)
 

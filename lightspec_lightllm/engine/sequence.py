@@ -33,7 +33,7 @@ class Sequence:
         self.num_reserved = 0
         self.num_forwarded = 0
         self.slot_row = -1
-        self._eos = tokenizer.eos_token_id
+        self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer)
         self._text = ""
 
@@ -63,7 +63,7 @@ class Sequence:
     def append(self, token: int) -> None:
         """Take one generated token; finishes the sequence at end-of-sequence, a stop string or max_tokens."""
         self.tokens.append(token)
-        if token == self._eos and not self.params.ignore_eos:
+        if token == self._tokenizer.eos_token_id and not self.params.ignore_eos:
             self.finish("stop")
             return
         searched = len(self._text)
@@ -71,14 +71,14 @@ class Sequence:
         cut = self._find_stop(searched)
         if cut is not None:
             self._text = self._text[:cut]
-            self._stream = None  # type: ignore[assignment]  # the text is final
+            self._stream = TextStream(self._tokenizer)  # nothing unfinished follows the cut
             self.finish("stop")
         elif self.num_generated >= self.params.max_tokens:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        if self._stream is not None:
-            self._text += self._stream.finish()
+        """End here; a character whose bytes are not all there becomes U+FFFD."""
+        self._text += self._stream.finish()
         self.finish_reason = reason
         self.status = "finished"
 

@@ -103,6 +103,24 @@ def test_a_waiting_request_can_be_cancelled() -> None:
     assert not engine.has_work
 
 
+@pytest.mark.parametrize("prompt_length", [3, 4, 5, 9])
+@pytest.mark.parametrize("prefill_chunk", [1, 4])
+def test_a_prompt_in_chunks_runs_once_its_first_token_is_sampled(prompt_length: int, prefill_chunk: int) -> None:
+    prompt = list(range(5, 5 + prompt_length))
+    expected = decode_alone(REFERENCE, prompt, SamplingParams(max_tokens=3, ignore_eos=True)).tokens
+    engine = tiny_engine(prefill_chunk=prefill_chunk)
+    sequence = engine.submit(prompt, SamplingParams(max_tokens=3, ignore_eos=True))
+    steps = 1
+    while engine.schedule(2) == []:
+        assert (sequence.status, sequence.num_generated) == ("prefilling", 0)
+        engine.check()
+        steps += 1
+    assert steps == -(-prompt_length // prefill_chunk)
+    assert (sequence.status, sequence.num_generated, sequence.num_computed) == ("running", 1, prompt_length)
+    run_plain(engine)
+    assert sequence.tokens == expected
+
+
 def commit_drafts(text: str, params: SamplingParams) -> tuple[Sequence, int]:
     """Commit the text's tokens in one round after a first token, as if every draft had been right."""
     engine = tiny_engine()

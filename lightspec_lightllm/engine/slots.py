@@ -13,7 +13,9 @@ import torch
 from lightspec_lightllm.errors import SlotError
 
 _FREE = -1
-_REGION = 256  # claims are multiples of this where there is room, so that many lie at equal distances
+# Claims are multiples of this while half of the pool stays unclaimed: claims of one size lie at equal distances, and
+# requests at equal distances share an attention call.
+_REGION = 512
 
 
 class SlotPool:
@@ -36,11 +38,10 @@ class SlotPool:
         if not self._free_rows:
             raise SlotError(f"all {len(self._lengths)} rows of the slot table are in use; finish a request first")
         row = self._free_rows.pop()
-        rounded = -(-max_length // _REGION) * _REGION
-        start = self._find_gap(rounded)
-        length = rounded
-        if start is None:
-            start, length = self._find_gap(max_length), max_length
+        length = -(-max_length // _REGION) * _REGION
+        if int(self._claimed.sum()) + length > self.num_slots // 2:
+            length = max_length
+        start = self._find_gap(length)
         if start is not None:
             self._claims[row] = (start, start + length)
             self._claimed[start : start + length] = True

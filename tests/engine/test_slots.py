@@ -48,6 +48,14 @@ def test_a_request_inside_its_claim_has_one_run_of_slots() -> None:
     np.testing.assert_array_equal(pool.table[second, :200].numpy(), np.arange(512, 712))
 
 
+def test_claims_are_tight_once_half_of_the_pool_is_claimed() -> None:
+    pool = SlotPool(2048, max_requests=8, max_positions=600)
+    rows = [pool.open(300) for _ in range(5)]
+    for row in rows:
+        pool.extend(row, 300)
+    assert [pool.run_start(row, 300) for row in rows] == [0, 512, 1024, 1324, 1624]
+
+
 def test_claims_give_way_when_the_pool_is_short() -> None:
     pool = SlotPool(100, max_requests=4, max_positions=100)
     first, second = pool.open(100), pool.open(60)

@@ -83,40 +83,37 @@ NO_GAIN = GainCurve(np.zeros(1), np.zeros(1))
 class SurvivalHistory:
     """The last requests' calibrated survivals, the population that the next round's drafts are drawn from.
 
-    With few requests one round says little about the next; the last ``size`` request rounds do. Survivals past what
-    was proposed are extrapolated by the caller, so that a short proposal today does not hide what a long one brings.
+    With few requests one round says little about the next, so at least the last `WINDOW` request rounds are used.
+    Survivals past what was proposed are extrapolated by the caller, so that a short proposal today does not hide what
+    a long one brings.
     """
 
-    def __init__(self, max_draft_steps: int, size: int = 192, bins: int = 20) -> None:
-        self._survival = np.zeros((size, max_draft_steps))
-        self._next = 0
-        self._filled = 0
+    WINDOW = 96
+    MOST = 1024
+
+    def __init__(self, max_draft_steps: int, bins: int = 20) -> None:
+        self._survival = np.zeros((0, max_draft_steps))
         self._bins = bins
         self._depth_offset = np.arange(max_draft_steps) * bins
 
     def push(self, survival: FloatArray) -> None:
-        """Add float[n, K] survivals; only the newest ``size`` rows are kept."""
-        size = len(self._survival)
-        survival = survival[-size:]
-        where = (self._next + np.arange(len(survival))) % size
-        self._survival[where] = survival
-        self._next = (self._next + len(survival)) % size
-        self._filled = min(size, self._filled + len(survival))
+        """Add float[n, K] survivals; only the newest are kept."""
+        spare = self.WINDOW - len(survival)
+        if spare > 0:
+            survival = np.concatenate((self._survival[-spare:], survival))
+        self._survival = survival[-self.MOST :]
 
     def __len__(self) -> int:
-        return self._filled
+        return len(self._survival)
 
     def mass(self, num_requests: int) -> SurvivalMass:
         """The expected drafts of a batch of N requests that each propose K, in bins of half a bit of survival."""
-        survival = self._survival[: self._filled]
+        survival = self._survival
         num_depths = survival.shape[1]
-        cell = (
-            np.minimum((np.log2(np.maximum(survival, 1e-9)) * -2.0).astype(np.int64), self._bins - 1)
-            + self._depth_offset
-        )
-        count = np.bincount(cell.ravel(), minlength=num_depths * self._bins).astype(np.float64)
-        total = np.bincount(cell.ravel(), weights=survival.ravel(), minlength=num_depths * self._bins)
+        cell = np.minimum((np.log2(np.maximum(survival, 1e-9)) * -2.0).astype(np.int64), self._bins - 1)
+        cell = (cell + self._depth_offset).ravel()
+        count = np.bincount(cell, minlength=num_depths * self._bins).astype(np.float64)
+        total = np.bincount(cell, weights=survival.ravel(), minlength=num_depths * self._bins)
         held = np.flatnonzero(count)
-        return SurvivalMass.of(
-            total[held] / count[held], held // self._bins + 1, count[held] * (num_requests / self._filled)
-        )
+        scale = num_requests / len(survival)
+        return SurvivalMass.of(total[held] / count[held], held // self._bins + 1, count[held] * scale)

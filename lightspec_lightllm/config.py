@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from lightspec_lightllm.drafters import DRAFTER_NAMES
+from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightspec_lightllm.drafters.base import Drafter, Proposals, SequenceView
+from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.drafters.ngram import NgramDrafter
 from lightspec_lightllm.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
-DRAFTER_NAMES = ("ngram", "head", "hybrid")
 
 __all__ = ["DRAFTER_NAMES", "Drafter", "NgramDrafter", "Proposals", "SequenceView", "make_drafter"]
 

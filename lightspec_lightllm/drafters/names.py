@@ -1,0 +1,3 @@
+"""Names of the drafters, for whoever only needs to check one."""
+
+DRAFTER_NAMES = ("ngram", "head", "hybrid")

@@ -12,7 +12,7 @@ from typing import NoReturn
 from lightspec_lightllm import __version__
 from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.config import Config, check_strategy, load_config
-from lightspec_lightllm.drafters import DRAFTER_NAMES
+from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
 
 EXIT_ERROR = 2

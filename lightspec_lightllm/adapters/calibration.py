@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ import torch
 
 from lightspec_lightllm.drafters import Drafter
 from lightspec_lightllm.engine import Engine
-from lightspec_lightllm.engine.fetch import cache_dir
+from lightspec_lightllm.engine.fetch import ProgressListener, cache_dir
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.engine.sampling import sample_rows
 from lightspec_lightllm.errors import CostTableError
@@ -77,7 +77,7 @@ class CostKey:
         return cache_dir() / "costs" / f"{digest}.json"
 
 
-def load_or_measure(engine: Engine, drafter: Drafter) -> CostModel:
+def load_or_measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> CostModel:
     """The cost model of an idle engine: read from the cache, or measured and written there.
 
     Raises:
@@ -86,7 +86,7 @@ def load_or_measure(engine: Engine, drafter: Drafter) -> CostModel:
     key = CostKey.of(engine, drafter)
     if key.path.exists():
         return load(key.path, key)
-    table = measure(engine, drafter)
+    table = measure(engine, drafter, progress)
     key.path.parent.mkdir(parents=True, exist_ok=True)
     scratch = key.path.with_suffix(f".{os.getpid()}.tmp")
     scratch.write_text(json.dumps({"key": asdict(key), **table}, indent=1), encoding="utf-8")
@@ -116,8 +116,8 @@ def load(path: Path, key: CostKey) -> CostModel:
     )
 
 
-def measure(engine: Engine, drafter: Drafter) -> dict[str, Any]:
-    """Measure an idle engine and its drafter: the medians of rounds that visit every shape in turn.
+def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> dict[str, Any]:
+    """Measure an idle engine and its drafter: the fastest of rounds that visit every shape in turn.
 
     The target's time is fitted as ``table[rows] + requests * (request_ms + request_token_ms * context)``: on a CPU,
     attention is paid per request and weights per row. Sampling is part of it, since every row is sampled.
@@ -128,7 +128,7 @@ def measure(engine: Engine, drafter: Drafter) -> dict[str, Any]:
     shapes = [(n, rows, max(context, rows)) for n, rows, context in shapes if rows <= engine.options.max_rows]
     capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers
     try:
-        times = _medians([_target_run(engine, *shape) for shape in shapes])
+        times = _fastest([_target_run(engine, *shape) for shape in shapes], progress)
     finally:
         engine.model.capture_layers = capture
     target, request_ms, request_token_ms = fit(shapes, times)
@@ -168,19 +168,24 @@ def fit(shapes: list[tuple[int, int, int]], times: list[float]) -> tuple[dict[in
     return dict(zip(sizes, table.tolist(), strict=True)), request_ms, request_token_ms
 
 
-def _medians(runs: list[Callable[[], None]]) -> list[float]:
-    """Milliseconds of each run: every run once to warm up, then in turn, so that a passing load falls on all."""
-    times: list[list[float]] = [[] for _ in runs]
+def _fastest(runs: list[Callable[[], object]], progress: ProgressListener | None = None) -> list[float]:
+    """Milliseconds of each run: all in turn, several times, the first to warm up.
+
+    The fastest counts: another process on the machine can only add time, and a table outlives it.
+    """
+    times = [math.inf] * len(runs)
     for repeat in range(REPEATS + 1):
-        for run, seen in zip(runs, times, strict=True):
+        for index, run in enumerate(runs):
             started = time.perf_counter()
             run()
             if repeat:
-                seen.append((time.perf_counter() - started) * 1e3)
-    return [statistics.median(seen) for seen in times]
+                times[index] = min(times[index], (time.perf_counter() - started) * 1e3)
+            if progress is not None:
+                progress("measuring costs", repeat * len(runs) + index + 1, (REPEATS + 1) * len(runs))
+    return times
 
 
-def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Callable[[], None]:
+def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Callable[[], object]:
     logits = np.zeros((num_requests * rows, engine.model.config.vocab_size), dtype=np.float32)
     greedy = [SamplingParams()] * num_requests
     ids = list(range(num_requests))
@@ -202,7 +207,10 @@ class _Stand:
 
 
 def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
-    """Milliseconds of one drafter forward by requests, from chains of two lengths; empty for a free drafter."""
+    """Milliseconds of one draft step by requests, over a chain that catches up on two rows per request first.
+
+    Empty for a free drafter.
+    """
     if drafter.kind == "free":
         return {}
     width = len(drafter.capture_layers) * engine.model.config.hidden_size
@@ -213,9 +221,17 @@ def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
         for seq in seqs:
             drafter.prefill(seq, 0, torch.zeros(CONTEXT - 1, width))
         drafter.propose(seqs, 1)
-        medians = _medians([lambda s=seqs, d=d: drafter.propose(s, d) for d in (1, steps)])  # type: ignore[misc]
-        per_step = (medians[1] - medians[0]) / (steps - 1) if steps > 1 else medians[0]
-        out[num_requests] = max(per_step, 0.3 * medians[0], 1e-3)
+        rows = np.full(num_requests, 2)
+        hidden = torch.zeros(2 * num_requests, width)
+        times = []
+        for _ in range(REPEATS + 1):
+            drafter.observe(seqs, hidden, rows, rows)
+            for seq in seqs:
+                seq.tokens += [17, 19]
+            started = time.perf_counter()
+            drafter.propose(seqs, steps)
+            times.append((time.perf_counter() - started) * 1e3)
+        out[num_requests] = min(times) / steps
         for seq in seqs:
             drafter.release(seq.request_id)
     return out

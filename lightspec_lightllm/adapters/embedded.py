@@ -15,7 +15,7 @@ from lightspec_lightllm.decode.host import IntArray
 from lightspec_lightllm.drafters import Drafter, make_drafter
 from lightspec_lightllm.engine import Engine, SamplingParams, Sequence, load_model
 from lightspec_lightllm.engine.fetch import ProgressListener
-from lightspec_lightllm.planner import BatchView, CostModel, Planner, make_planner
+from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Planner, make_planner
 
 
 class EmbeddedHost:
@@ -64,17 +64,12 @@ class EmbeddedHost:
                 tokens[row, 1 : 1 + len(drafts)] = drafts
                 confidence[row, : len(drafts)] = sure
         self._tokens = tokens
-        backlog = None
-        if self.drafter is not None and self.drafter.kind != "free":
-            # One row per request is part of any draft; the rest was left by rounds that drafted nothing.
-            backlog = max(self.drafter.backlog(seqs) - len(seqs), 0)
         return BatchView(
             num_requests=len(seqs),
             proposed=proposed,
             context_tokens=np.array([len(seq.tokens) for seq in seqs], dtype=np.int64),
             confidence=confidence if self.drafter is not None else None,
             request_ids=np.array([seq.request_id for seq in seqs], dtype=np.int64),
-            draft_backlog=backlog,
         )
 
     def verify(self, verified: IntArray) -> Verdict:
@@ -130,17 +125,20 @@ class EmbeddedRuntime:
         engine = Engine(model, tokenizer, config.engine)
         steps = config.planner.max_draft_steps
         chosen = make_drafter(drafter or config.drafter.name, embedding=model.embedding, max_draft_steps=steps)
-        return cls(engine, chosen, load_or_measure(engine, chosen), steps)
+        return cls(engine, chosen, load_or_measure(engine, chosen, progress), steps)
 
     def submit(self, prompt: list[int] | str, params: SamplingParams) -> Sequence:
         """Queue a request; see `Engine.submit`."""
         return self.engine.submit(prompt, params)
 
     def planner(self, strategy: str, **options: Any) -> Planner:
-        """A fresh planner for this drafter and these costs."""
-        return make_planner(
-            strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=self.drafter.kind, **options
-        )
+        """A fresh planner for this drafter and these costs.
+
+        A head's first pass takes in the accepted rows alone, without its vocabulary, so that its time hardly depends on
+        how many rows were verified: what a step costs is d Td(N), as for a drafter without KV.
+        """
+        kind: DrafterKind = "free" if self.drafter.kind == "free" else "serial_no_kv"
+        return make_planner(strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=kind, **options)
 
     def round(self, strategy: str = "lightspec", **options: Any) -> Round:
         """Rounds of a fresh planner on this engine. Without speculation the drafter is not even fed."""

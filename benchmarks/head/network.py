@@ -14,6 +14,9 @@ from torch.nn import functional
 
 from lightspec_lightllm.drafters.checkpoint import HeadGeometry, HeadWeights
 
+PARTS = ("fuse", "embed_norm", "hidden_norm", "qkv", "out", "ffn_norm", "gate_up", "down", "output_norm")
+"""Submodules, by the names of their weights in a checkpoint."""
+
 
 @dataclass(frozen=True)
 class HeadShape:
@@ -100,20 +103,21 @@ class DraftHead(nn.Module):
             outputs.append(hidden)
         return outputs
 
+    @classmethod
+    def load(cls, weights: HeadWeights) -> "DraftHead":
+        """The module of a checkpoint."""
+        head = cls(weights.geometry, HeadShape(weights.hidden_size, weights.down.shape[1], weights.head_dim))
+        with torch.no_grad():
+            for name in PARTS:
+                getattr(head, name).weight.copy_(torch.from_numpy(getattr(weights, name)))
+        return head
+
     def export(self, draft_vocab: torch.Tensor) -> HeadWeights:
         """The weights as they ship: float16, with ``draft_vocab`` int64 [V'] ascending."""
         return HeadWeights(
             geometry=self.geometry,
             draft_vocab=draft_vocab.numpy().astype(np.int32),
-            fuse=half(self.fuse.weight),
-            embed_norm=half(self.embed_norm.weight),
-            hidden_norm=half(self.hidden_norm.weight),
-            qkv=half(self.qkv.weight),
-            out=half(self.out.weight),
-            ffn_norm=half(self.ffn_norm.weight),
-            gate_up=half(self.gate_up.weight),
-            down=half(self.down.weight),
-            output_norm=half(self.output_norm.weight),
+            **{name: half(getattr(self, name).weight) for name in PARTS},
         )
 
     def _project(

@@ -55,6 +55,11 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
         output.print("Interrupted before the first run was complete: nothing to show")
         return experiment
     output.print(result_table(experiment, subject, output.width))
+    output.print(
+        f"ready after {subject.ready_seconds:.1f} s, measured for {experiment.duration:.0f} s, "
+        f"peak memory {peak_memory_mb():.0f} MB",
+        highlight=False,
+    )
     for path in write_files(folder, experiment, subject):
         output.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if version_of("matplotlib") is None:

@@ -29,7 +29,7 @@ def open_host(config: Config, progress: ProgressListener | None = None) -> "Embe
     from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
 
     if progress:
-        progress("loading the model; the first time, also measuring what rounds cost", 0, 0)
+        progress("loading the model", 0, 0)
     return EmbeddedHost(EmbeddedRuntime.open(config, config.drafter.name, progress=progress), config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,24 +85,26 @@ class SurvivalHistory:
     """The last requests' calibrated survivals, the population that the next round's drafts are drawn from.
 
     With few requests one round says little about the next, so at least the last `WINDOW` request rounds are used.
-    Survivals past what was proposed are extrapolated by the caller, so that a short proposal today does not hide what
-    a long one brings.
+    Rounds are kept or dropped as a whole: what is known does not depend on the order of their requests. Survivals past
+    what was proposed are extrapolated by the caller, so that a short proposal today does not hide what a long one
+    brings.
     """
 
     WINDOW = 96
-    MOST = 1024
 
     def __init__(self, max_draft_steps: int, bins: int = 20) -> None:
         self._survival = np.zeros((0, max_draft_steps))
+        self._sizes: deque[int] = deque()
         self._bins = bins
         self._depth_offset = np.arange(max_draft_steps) * bins
 
     def push(self, survival: FloatArray) -> None:
-        """Add float[n, K] survivals; only the newest are kept."""
-        spare = self.WINDOW - len(survival)
-        if spare > 0:
-            survival = np.concatenate((self._survival[-spare:], survival))
-        self._survival = survival[-self.MOST :]
+        """Add a round's float[n, K] survivals; only the newest rounds are kept."""
+        self._sizes.append(len(survival))
+        total, old = len(self._survival) + len(survival), 0
+        while total - old - self._sizes[0] >= self.WINDOW:
+            old += self._sizes.popleft()
+        self._survival = np.concatenate((self._survival[old:], survival))
 
     def __len__(self) -> int:
         return len(self._survival)

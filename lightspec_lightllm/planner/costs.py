@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,14 +43,22 @@ class RowCosts:
         """Check ``{rows: ms}`` or ``{context: {rows: ms}}`` and make it monotone in the rows.
 
         Raises:
-            CostTableError: the table is empty, its contexts differ in their rows, or a size or time is not positive.
+            CostTableError: the table is empty, its contexts differ in their rows, or a size or a time is impossible.
         """
         if not table:
             raise CostTableError(
                 f"{name}: expected a table {{rows: ms}} with at least one entry, got an empty one; measure it again"
             )
+        malformed = CostTableError(
+            f"{name}: expected {{rows: ms}} or {{context: {{rows: ms}}}} with whole numbers of rows of at least 1 and "
+            "finite times of at least 0 ms; measure it again"
+        )
         nested = isinstance(next(iter(table.values())), Mapping)
-        by_context = cast(ContextTable, table) if nested else {0: cast(RowTable, table)}
+        by_context: Mapping[Any, Any] = table if nested else {0: table}
+        if not all(isinstance(line, Mapping) and line for line in by_context.values()):
+            raise malformed
+        if not all(isinstance(size, int | np.integer) for line in (by_context, *by_context.values()) for size in line):
+            raise malformed
         contexts = sorted(by_context)
         rows = sorted(by_context[contexts[0]])
         for context in contexts:
@@ -58,11 +66,12 @@ class RowCosts:
                 raise CostTableError(
                     f"{name}: expected the rows {rows} in every context, context {context} has others; measure it again"
                 )
-        ms = np.array([[float(by_context[c][r]) for r in rows] for c in contexts], dtype=np.float64)
-        if not rows or rows[0] < 1 or not np.isfinite(ms).all() or (ms < 0).any():
-            raise CostTableError(
-                f"{name}: expected row counts of at least 1 and finite times of at least 0 ms; measure it again"
-            )
+        try:
+            ms = np.array([[float(by_context[c][r]) for r in rows] for c in contexts], dtype=np.float64)
+        except (TypeError, ValueError):
+            raise malformed from None
+        if rows[0] < 1 or not np.isfinite(ms).all() or (ms < 0).any():
+            raise malformed
         return cls(
             rows=np.array(rows, dtype=np.int64),
             contexts=np.array(contexts, dtype=np.float64),

@@ -177,6 +177,10 @@ class LightspecPlanner:
             return rows, steps, False
         probe_steps = max(steps, self._legal[1])
         probe_rows = num_requests + min(available or num_requests, PROBE_ROWS)
+        if self.costs.max_rows is not None:
+            probe_rows = min(probe_rows, self.costs.max_rows)
+            if probe_rows <= num_requests:
+                return rows, steps, False
         off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
         extra_ms = self._table_ms(num_requests, probe_rows, probe_steps, backlog) - off_ms
         if not self._probes.due(extra_ms / (self.options.probe_cost * max(off_ms, 1e-9))):

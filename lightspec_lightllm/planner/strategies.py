@@ -56,6 +56,8 @@ class FixedPlanner:
             return Plan(0, 0)
         self.counters.plans += 1
         rows = num_requests + int(np.minimum(proposed, self.steps).sum())
+        if self.costs.max_rows is not None:
+            rows = max(num_requests, min(rows, self.costs.max_rows))
         context = float(np.mean(view.context_tokens))
         table_ms = self.costs.target_ms(rows, num_requests, context) + self.costs.draft_ms(
             self.drafter, num_requests, rows, self.steps, block=self.max_draft_steps, context=context

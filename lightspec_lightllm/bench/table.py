@@ -63,6 +63,8 @@ def caption(cell: Cell, experiment: Experiment) -> str:
     parts = [f"{options.max_tokens} tokens at most per answer", f"temperature {options.temperature:g}"]
     if options.repetitions > 1:
         parts.append(f"median [lowest-highest] of {options.repetitions} repetitions")
+    else:
+        parts.append("one run per arm: small differences are noise")
     if count := experiment.too_long.get(cell.dataset.name, 0):
         parts.append(f"{count} prompts left out: longer than the context")
     if count := cell.dataset.left_out:

@@ -72,14 +72,14 @@ def plot_plans(experiment: Experiment, path: Path) -> bool:
 
 def _plan_lines(axes: "Axes", cell: Cell, run: Run, *, legend: bool) -> None:
     rounds = run.result.rounds
-    seconds = [trace.time for trace in rounds]
+    seconds = [trace.time for trace in rounds]  # at the end of a round: a step reaches back to the one before
     lines = (
         ("verify rows B", [trace.verify_rows for trace in rounds], "tab:red"),
         ("running requests N", [trace.num_requests for trace in rounds], "tab:gray"),
         ("draft steps d", [trace.draft_steps for trace in rounds], "tab:blue"),
     )
     for label, values, colour in lines:
-        axes.step(seconds, values, where="post", label=label, color=colour, linewidth=1.1)
+        axes.step(seconds, values, where="pre", label=label, color=colour, linewidth=1.1)
     axes.set_ylim(bottom=0)
     axes.set_title(f"{run.arm}: {cell.dataset.name}, {cell.concurrency} in flight", fontsize="medium")
     axes.set_xlabel("seconds")

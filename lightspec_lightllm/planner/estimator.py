@@ -156,6 +156,11 @@ class AcceptanceEstimator:
         self._refresh()
         return residual
 
+    def look(self, confidence: FloatArray, proposed: IntArray, *, request_ids: IntArray | None) -> None:
+        """Take in the confidences of a round that verified no draft: they still say what drafts are like by now."""
+        self._history.push(self._survival(confidence, proposed, self.levels(request_ids))[proposed > 0])
+        self._future = None
+
     def _learn_calibrated(
         self,
         trials: IntArray,

@@ -100,6 +100,8 @@ class SurvivalHistory:
 
     def push(self, survival: FloatArray) -> None:
         """Add a round's float[n, K] survivals; only the newest rounds are kept."""
+        if not len(survival):
+            return
         self._sizes.append(len(survival))
         total, old = len(self._survival) + len(survival), 0
         while total - old - self._sizes[0] >= self.WINDOW:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.budget import choose_budget
-from lightspec_lightllm.planner.costs import CostModel
+from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN
 from lightspec_lightllm.planner.options import PlannerOptions
@@ -86,7 +86,7 @@ class LightspecPlanner:
             costs=self.costs,
             context=context,
             price=price,
-            fills=float(self.drafter in ("serial", "block") and self._steps > 0),
+            fills=draft_terms(self.drafter, self._steps)[1],
             backlog=backlog,
         )
         steps = self._choose_steps(num_requests, levels, price, backlog)
@@ -218,6 +218,7 @@ class LightspecPlanner:
         self._account(feedback, verified, accepted)
         trials = np.minimum(verified, accepted)
         num_trials = int(trials.sum())
+        proposed = _proposed(feedback, verified)
         residual = 0.0
         if num_trials:
             residual = self._estimator.learn(
@@ -225,9 +226,11 @@ class LightspecPlanner:
                 accepted - 1,
                 request_ids=feedback.request_ids,
                 confidence=confidence,
-                proposed=_proposed(feedback, verified),
+                proposed=proposed,
             )
             self.counters.changes = self._estimator.changes
+        elif confidence is not None:
+            self._estimator.look(confidence, proposed, request_ids=feedback.request_ids)
         self._probes.observed(num_trials, feedback.plan.probe, residual)
 
     def _check(self, feedback: RoundFeedback) -> tuple[IntArray, IntArray, FloatArray | None]:

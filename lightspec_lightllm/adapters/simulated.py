@@ -52,6 +52,7 @@ class SimulatedHost:
         drafter: how the drafter's time grows.
         context_tokens: context of every request at the start; it grows with the committed tokens.
         lifetime: tokens after which a request is replaced by a new one with another difficulty, or None.
+        max_backlog: committed tokens per request that a drafter which did not draft must catch up on at most.
         cost_noise: relative standard deviation of a round's time.
         seed: of everything that is drawn.
     """
@@ -66,6 +67,7 @@ class SimulatedHost:
         drafter: DrafterKind = "serial",
         context_tokens: int = 512,
         lifetime: int | None = None,
+        max_backlog: int = 32,
         cost_noise: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -77,6 +79,7 @@ class SimulatedHost:
         self._profile = profile
         self._start_context = context_tokens
         self._lifetime = lifetime
+        self._max_backlog = max_backlog
         self._cost_noise = cost_noise
         self._rng = np.random.default_rng(seed)
         self._clock_ms = 0.0
@@ -84,8 +87,10 @@ class SimulatedHost:
         self._difficulty = np.zeros(0)
         self._context = np.zeros(0, dtype=np.int64)
         self._proposed = np.zeros(0, dtype=np.int64)
+        self._unseen = np.zeros(0, dtype=np.int64)
         self._truth = np.zeros((0, max_draft_steps))
         self._told = np.zeros((0, max_draft_steps))
+        self._committed = np.zeros(0, dtype=np.int64)
         self._rows = 0
         self._next_id = 0
 
@@ -105,6 +110,7 @@ class SimulatedHost:
         self._difficulty = np.concatenate((self._difficulty[:held], self._rng.standard_normal(fresh)))
         self._context = np.concatenate((self._context[:held], np.full(fresh, self._start_context)))
         self._proposed = np.concatenate((self._proposed[:held], np.zeros(fresh, dtype=np.int64)))
+        self._unseen = np.concatenate((self._unseen[:held], np.zeros(fresh, dtype=np.int64)))
         blank = np.zeros((fresh, self.max_draft_steps))
         self._truth = np.concatenate((self._truth[:held], blank))
         self._told = np.concatenate((self._told[:held], blank))
@@ -118,6 +124,7 @@ class SimulatedHost:
             context_tokens=self._context,
             confidence=self._told if self.profile.confidence else None,
             request_ids=self._ids,
+            draft_backlog=int(self._unseen.sum()),
         )
 
     @property
@@ -138,16 +145,29 @@ class SimulatedHost:
     def commit(self, verdict: Verdict) -> IntArray:
         """See `Host`."""
         self._context = self._context + verdict.accepted
+        self._committed = verdict.accepted
         self.rounds += 1
         return verdict.accepted
 
     def draft(self, steps: int) -> None:
-        """See `Host`."""
-        num_requests = len(self._ids)
-        self._spend(self.costs.draft_ms(self.drafter, num_requests, self._rows, steps, block=self.max_draft_steps))
+        """See `Host`. A drafter with a KV cache catches up on what was committed while it did not draft."""
+        self._spend(
+            self.costs.draft_ms(
+                self.drafter,
+                len(self._ids),
+                self._rows,
+                steps,
+                block=self.max_draft_steps,
+                context=float(self._context.mean()),
+                backlog=int(self._unseen.sum()),
+            )
+        )
+        if self.drafter in ("serial", "chained", "block"):
+            unseen = np.minimum(self._unseen + self._committed, self._max_backlog)
+            self._unseen = np.zeros_like(self._unseen) if steps else unseen
         if self._lifetime is not None:
             going_on = self._context - self._start_context < self._lifetime
-            for name in ("_ids", "_difficulty", "_context", "_proposed", "_truth", "_told"):
+            for name in ("_ids", "_difficulty", "_context", "_proposed", "_unseen", "_truth", "_told"):
                 setattr(self, name, getattr(self, name)[going_on])
         profile = self.profile
         base = np.array([profile.acceptance[min(j, len(profile.acceptance) - 1)] for j in range(self.max_draft_steps)])

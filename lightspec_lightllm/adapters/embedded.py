@@ -15,7 +15,7 @@ from lightspec_lightllm.decode.host import IntArray
 from lightspec_lightllm.drafters import Drafter, make_drafter
 from lightspec_lightllm.engine import Engine, SamplingParams, Sequence, load_model
 from lightspec_lightllm.engine.fetch import ProgressListener
-from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Planner, make_planner
+from lightspec_lightllm.planner import BatchView, ChainRule, CostModel, DrafterKind, Planner, make_planner
 
 
 class EmbeddedHost:
@@ -87,17 +87,18 @@ class EmbeddedHost:
         """See `Host`."""
         return self.engine.commit(self._seqs, verdict.tokens, verdict.accepted)
 
-    def draft(self, steps: int) -> None:
+    def draft(self, steps: int, chain: ChainRule | None = None) -> int:
         """See `Host`. No drafts are kept past the last token that a request may still generate."""
         self._drafts.clear()
         going_on = [seq for seq in self._seqs if seq.status == "running"]
         if self.drafter is None or steps == 0 or not going_on:
-            return
-        proposals = self.drafter.propose(going_on, steps)
+            return 0
+        proposals = self.drafter.propose(going_on, self.max_draft_steps if chain else steps, chain)
         for row, seq in enumerate(going_on):
             length = min(int(proposals.lengths[row]), seq.params.max_tokens - seq.num_generated - 1)
             if length > 0:
                 self._drafts[seq.request_id] = (proposals.tokens[row, :length], proposals.confidence[row, :length])
+        return int(proposals.lengths.max())
 
 
 class EmbeddedRuntime:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightspec_lightllm.decode.host import IntArray, Verdict
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind
+from lightspec_lightllm.planner import BatchView, ChainRule, CostModel, DrafterKind
 from lightspec_lightllm.planner.types import FloatArray
 
 
@@ -149,7 +149,7 @@ class SimulatedHost:
         self.rounds += 1
         return verdict.accepted
 
-    def draft(self, steps: int) -> None:
+    def draft(self, steps: int, chain: ChainRule | None = None) -> int:  # noqa: ARG002 - steps are made at once
         """See `Host`. A drafter with a KV cache catches up on what was committed while it did not draft."""
         self._spend(
             self.costs.draft_ms(
@@ -176,6 +176,7 @@ class SimulatedHost:
         self._truth = _sigmoid(log_odds)
         self._told = _sigmoid(log_odds + profile.bias)
         self._proposed = np.full(len(self._ids), steps, dtype=np.int64)
+        return steps
 
     def _spend(self, milliseconds: float) -> None:
         factor = 1.0

@@ -152,7 +152,7 @@ def trace_of(record: RoundRecord, at: float) -> RoundTrace:
         num_requests=record.num_requests,
         context_tokens=record.context_tokens,
         verify_rows=record.plan.verify_rows,
-        draft_steps=record.plan.draft_steps,
+        draft_steps=record.draft_steps,
         drafted=int(record.drafted.sum()),
         verified=int(record.verified.sum()),
         accepted=int(record.accepted.sum()),

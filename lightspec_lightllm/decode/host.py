@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lightspec_lightllm.planner import BatchView
+from lightspec_lightllm.planner import BatchView, ChainRule
 
 IntArray = npt.NDArray[np.int64]
 
@@ -48,8 +48,15 @@ class Host(Protocol):
             int[N], tokens kept: fewer than accepted where a request ended.
         """
 
-    def draft(self, steps: int) -> None:
-        """Propose up to ``steps`` drafts for each request that goes on; 0 drops what was proposed."""
+    def draft(self, steps: int, chain: ChainRule | None = None) -> int:
+        """Propose drafts for each request that goes on; with 0 steps what was proposed is dropped.
+
+        A host that sees each step's confidence in time may ask ``chain`` after every step and make anything from 1 to
+        K of them; ``steps`` is then what is expected. Any other host makes ``steps``.
+
+        Returns:
+            The steps made.
+        """
 
     def now(self) -> float:
         """Seconds on the clock that rounds are measured by."""

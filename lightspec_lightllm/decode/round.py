@@ -27,6 +27,7 @@ class RoundRecord:
         verified: int[N], of them had a row.
         accepted: int[N], accept lengths, the target's own token included.
         committed: int[N], tokens kept.
+        draft_steps: steps drafted for the next round.
         seconds: time of each stage: schedule (admission and prefill), plan, target, commit, draft.
         confidence: float[N, K] of the waiting drafts, or None.
     """
@@ -39,6 +40,7 @@ class RoundRecord:
     verified: IntArray
     accepted: IntArray
     committed: IntArray
+    draft_steps: int
     seconds: dict[str, float]
     confidence: npt.NDArray[np.float64] | None = None
 
@@ -74,9 +76,9 @@ class Round:
         times.append(host.now())
         committed = host.commit(verdict)
         times.append(host.now())
-        host.draft(plan.draft_steps)
+        steps = host.draft(plan.draft_steps, plan.chain)
         times.append(host.now())
-        record = _record(view, plan, verified, verdict, committed, times)
+        record = _record(view, plan, verified, verdict, committed, steps, times)
         self.planner.observe(_feedback(view, record))
         self.counters.add_round(view.proposed, verified, verdict.accepted, committed)
         self.counters.plan_seconds += record.seconds["plan"] + host.now() - times[-1]
@@ -84,7 +86,13 @@ class Round:
 
 
 def _record(  # noqa: PLR0917 - the round's parts in their order
-    view: BatchView, plan: Plan, verified: IntArray, verdict: Verdict, committed: IntArray, times: list[float]
+    view: BatchView,
+    plan: Plan,
+    verified: IntArray,
+    verdict: Verdict,
+    committed: IntArray,
+    draft_steps: int,
+    times: list[float],
 ) -> RoundRecord:
     stages = ("schedule", "plan", "target", "commit", "draft")
     ids = np.arange(view.num_requests) if view.request_ids is None else view.request_ids
@@ -97,6 +105,7 @@ def _record(  # noqa: PLR0917 - the round's parts in their order
         verified=verified,
         accepted=verdict.accepted,
         committed=committed,
+        draft_steps=draft_steps,
         seconds={stage: end - start for stage, start, end in zip(stages, times, times[1:], strict=False)},
         confidence=view.confidence,
     )

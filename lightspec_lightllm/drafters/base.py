@@ -78,6 +78,13 @@ class Proposals:
         self.lengths[row] = length
 
 
+class StepRule(Protocol):
+    """Decides, while drafting, whether one more step is worth its time."""
+
+    def worth_another_step(self, confidence: FloatArray, request_ids: IntArray) -> bool:
+        """After j steps: ``confidence`` float64 [n, j] and ids int64 [n] of the requests that are drafted for."""
+
+
 class Drafter(Protocol):
     """See the module's docstring for the order of the calls."""
 
@@ -107,8 +114,12 @@ class Drafter(Protocol):
     def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
         """Take a verified round: ``hidden [rows.sum(), C * D]`` request-major, ``1 <= accepted[i] <= rows[i]``."""
 
-    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
-        """Draft up to ``steps`` (1..max_draft_steps) tokens after the last token of each request."""
+    def propose(self, seqs: Sequence[SequenceView], steps: int, rule: "StepRule | None" = None) -> Proposals:
+        """Draft up to ``steps`` (1..max_draft_steps) tokens after the last token of each request.
+
+        With a rule a serial drafter asks it after every step whether to make another; drafts that are there already
+        are handed out all the same.
+        """
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
         """Rows the next ``propose`` must process before its first step, over all of ``seqs``."""

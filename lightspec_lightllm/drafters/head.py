@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView
+from lightspec_lightllm.drafters.base import (
+    DrafterKind,
+    FloatArray,
+    Hidden,
+    IntArray,
+    Proposals,
+    SequenceView,
+    StepRule,
+)
 from lightspec_lightllm.drafters.checkpoint import SHIPPED, HeadWeights, load_weights
 from lightspec_lightllm.drafters.lanes import LaneCache, write_rows
 from lightspec_lightllm.drafters.linear import WeightKind
@@ -104,8 +112,8 @@ class HeadDrafter:
         self._cache.free(request_id)
 
     @torch.no_grad()
-    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
-        """See `Drafter.propose`; a request whose hidden states are known always gets all ``steps``."""
+    def propose(self, seqs: Sequence[SequenceView], steps: int, rule: StepRule | None = None) -> Proposals:
+        """See `Drafter.propose`; requests whose hidden states are known all get the same number of drafts."""
         proposals = Proposals.empty(len(seqs), steps)
         ready = [row for row, seq in enumerate(seqs) if seq.request_id in self._backlogs]
         if not ready:
@@ -113,10 +121,12 @@ class HeadDrafter:
         # In lane order a batch of all live requests reads the cache without a copy.
         ready.sort(key=lambda row: self._cache.lane(seqs[row].request_id))
         chain = self._catch_up([seqs[row] for row in ready], steps)
-        tokens, confidence = self._chain(chain, steps)
-        proposals.tokens[ready] = tokens
-        proposals.confidence[ready] = confidence
-        proposals.lengths[ready] = steps
+        request_ids = np.array([seqs[row].request_id for row in ready], dtype=np.int64)
+        tokens, confidence = self._chain(chain, steps, request_ids, rule)
+        made = tokens.shape[1]
+        proposals.tokens[ready, :made] = tokens
+        proposals.confidence[ready, :made] = confidence
+        proposals.lengths[ready] = made
         return proposals
 
     def _catch_up(self, seqs: Sequence[SequenceView], steps: int) -> "Chain":
@@ -148,8 +158,10 @@ class HeadDrafter:
         all_keys, all_values = self._cache.block([self._cache.lane(seq.request_id) for seq in seqs])
         return Chain(hidden[last], queries[last], position[last], all_keys, all_values, length)
 
-    def _chain(self, chain: "Chain", steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draft ``steps`` tokens per request: ids int64 [N, steps] and confidences float64 [N, steps]."""
+    def _chain(
+        self, chain: "Chain", steps: int, request_ids: IntArray, rule: StepRule | None
+    ) -> tuple[IntArray, FloatArray]:
+        """Draft up to ``steps`` tokens per request: ids int64 [N, made] and confidences float64 [N, made]."""
         network, hidden, queries, positions = self._network, chain.hidden, chain.queries, chain.positions
         lanes = torch.arange(len(positions))
         keys, values = chain.keys[:, :, : chain.length], chain.values[:, :, : chain.length]
@@ -168,6 +180,10 @@ class HeadDrafter:
             token, confidence = network.draft(hidden)
             tokens.append(token)
             confidences.append(confidence)
+            if rule is not None and step + 1 < steps:
+                seen = torch.stack(confidences, dim=1).double().numpy()
+                if not rule.worth_another_step(seen, request_ids):
+                    break
         return torch.stack(tokens, dim=1).numpy(), torch.stack(confidences, dim=1).double().numpy()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView
+from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView, StepRule
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.drafters.ngram import NgramDrafter, confidences, continuation
 
@@ -32,7 +32,7 @@ class HybridDrafter:
         """See `Drafter.observe`; also for requests that drafted by lookup, which the head must be able to take over."""
         self._head.observe(seqs, hidden, rows, accepted)
 
-    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
+    def propose(self, seqs: Sequence[SequenceView], steps: int, rule: StepRule | None = None) -> Proposals:
         """See `Drafter.propose`. The head catches up only on the requests it drafts for."""
         proposals = Proposals.empty(len(seqs), steps)
         rest: list[int] = []
@@ -43,7 +43,7 @@ class HybridDrafter:
             else:
                 proposals.put(row, continuation(seq.tokens, match.start, steps), confidences(match.length, steps))
         if rest:
-            drafted = self._head.propose([seqs[row] for row in rest], steps)
+            drafted = self._head.propose([seqs[row] for row in rest], steps, rule)
             proposals.tokens[rest] = drafted.tokens
             proposals.lengths[rest] = drafted.lengths
             proposals.confidence[rest] = drafted.confidence

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView
+from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView, StepRule
 from lightspec_lightllm.errors import ConfigError
 
 MAX_MATCH = 4
@@ -124,7 +124,12 @@ class NgramDrafter:
         index.extend(seq.tokens)
         return index.longest(seq.tokens)
 
-    def propose(self, seqs: Sequence[SequenceView], steps: int) -> Proposals:
+    def propose(
+        self,
+        seqs: Sequence[SequenceView],
+        steps: int,
+        rule: StepRule | None = None,  # noqa: ARG002 - steps are free
+    ) -> Proposals:
         """See `Drafter.propose`; a request with a match always gets all ``steps``."""
         proposals = Proposals.empty(len(seqs), steps)
         for row, seq in enumerate(seqs):

@@ -1,5 +1,6 @@
 """The planner: pure functions of what was seen, on numpy alone. No clock, no random numbers, no input or output."""
 
+from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
 from lightspec_lightllm.planner.strategies import Planner, make_planner
@@ -8,6 +9,7 @@ from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, Plann
 __all__ = [
     "MAX_DRAFT_STEPS",
     "BatchView",
+    "ChainRule",
     "CostModel",
     "DrafterKind",
     "Plan",

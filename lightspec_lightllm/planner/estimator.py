@@ -98,6 +98,14 @@ class AcceptanceEstimator:
         acceptance = np.where(self._depths < proposed[:, None], known, self._marginal.acceptance())
         return cast(FloatArray, np.multiply.accumulate(acceptance, axis=1))
 
+    def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:
+        """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""
+        steps = confidence.shape[1]
+        levels = self._offsets.levels(self._offsets.entries(request_ids))
+        known = self._calibrated.table[levels[:, None], self._depths[:steps], confidence_bins(confidence)]
+        ahead = self._marginal.acceptance()[min(steps, self.max_draft_steps - 1)]
+        return cast(FloatArray, known.prod(axis=1) * ahead)
+
     def _table_mass(self, counts: IntArray) -> SurvivalMass:
         """Drafts counted by level and depth, int[LEVELS, K] or int[1, K] at the neutral level, as a sorted mass."""
         present = counts[:, 0].nonzero()[0]

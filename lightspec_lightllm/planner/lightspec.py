@@ -8,6 +8,7 @@ import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.budget import choose_budget
+from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN
@@ -105,7 +106,16 @@ class LightspecPlanner:
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
             probe=probe,
+            chain=self._chain_rule(num_requests, rows, price),
         )
+
+    def _chain_rule(self, num_requests: int, rows: int, price: float) -> ChainRule | None:
+        if self.drafter not in ("serial", "serial_no_kv"):
+            return None
+        target, draft = self.costs.lines(rows + num_requests, self._context)
+        # The slope of the target over the next row of every request.
+        row_ms = float(target[rows + num_requests] - target[rows]) / num_requests
+        return ChainRule(self._estimator, price * row_ms, price * float(draft[num_requests]))
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""

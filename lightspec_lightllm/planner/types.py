@@ -6,10 +6,13 @@ Shapes: ``N`` requests of the batch, ``K`` the largest number of draft steps. Ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from lightspec_lightllm.planner.chain import ChainRule
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -56,6 +59,7 @@ class Plan:
         predicted_ms: the same, corrected by the measured time of earlier rounds.
         predicted_tokens: the round's expected committed tokens.
         probe: whether the round was made to learn rather than to gain.
+        chain: whether each further draft step pays, for a host that drafts step by step; None: make ``draft_steps``.
     """
 
     verify_rows: int
@@ -67,6 +71,7 @@ class Plan:
     predicted_ms: float = 0.0
     predicted_tokens: float = 0.0
     probe: bool = False
+    chain: ChainRule | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,6 +104,7 @@ class FakeRounds:
             verified=np.full(count, drafts),
             accepted=np.full(count, self.tokens),
             committed=np.array(committed),
+            draft_steps=drafts,
             seconds=dict.fromkeys(("plan", "schedule", "target", "draft", "commit"), 0.001),
             num_requests=count,
             context_tokens=sum(len(request.tokens) for request in live),

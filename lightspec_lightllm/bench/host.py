@@ -28,8 +28,6 @@ def open_host(config: Config, progress: ProgressListener | None = None) -> "Embe
     """Loads the model and the drafter and measures the cost table, or reads the one of an earlier start."""
     from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
 
-    if progress:
-        progress("loading the model", 0, 0)
     return EmbeddedHost(EmbeddedRuntime.open(config, config.drafter.name, progress=progress), config)
 
 

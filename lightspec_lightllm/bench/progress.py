@@ -1,5 +1,6 @@
 """How far a command is: a bar on a terminal, a line per step elsewhere."""
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -7,6 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from lightspec_lightllm.bench.cells import Cell, Run
 from lightspec_lightllm.bench.runner import RequestResult
+
+WORTH_A_LINE = 1.0
+"""Seconds that a step must take to be mentioned where there is no bar."""
 
 
 class SetupProgress:
@@ -24,6 +28,8 @@ class SetupProgress:
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
+        self.began: dict[str, float] = {}
+        """When each step began that has no line yet."""
 
     def __enter__(self) -> "SetupProgress":  # noqa: PYI034 - typing.Self needs Python 3.11
         self.bar.start()
@@ -36,10 +42,13 @@ class SetupProgress:
 
     def report(self, step: str, done: int, total: int) -> None:
         """Units done of ``step``; a total of 0 means unknown."""
+        now = time.monotonic()
         if step not in self.tasks:
             self.tasks[step] = self.bar.add_task(step, total=total or None)
-            if not self.console.is_terminal:
-                self.console.print(step, highlight=False, markup=False)
+            self.began[step] = now
+        elif not self.console.is_terminal and now - self.began.get(step, now) >= WORTH_A_LINE:
+            del self.began[step]
+            self.console.print(step, highlight=False, markup=False)
         self.bar.update(self.tasks[step], completed=done, total=total or None)
 
 

@@ -28,6 +28,9 @@ from lightspec_lightllm.drafters.linear import WeightKind
 from lightspec_lightllm.drafters.network import HeadNetwork
 from lightspec_lightllm.errors import FeedbackError
 
+MAX_BACKLOG = 256
+"""Rows a request may leave waiting before the head takes them in unasked: hidden states are four layers wide."""
+
 
 @dataclass
 class Backlog:
@@ -85,6 +88,7 @@ class HeadDrafter:
             raise FeedbackError(msg)
         backlog.pending.append(torch.as_tensor(hidden, dtype=torch.float32).clone())
 
+    @torch.no_grad()
     def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
         """See `Drafter.observe`. Requests whose prompt was never handed over are passed by: they get no drafts."""
         states = torch.as_tensor(hidden, dtype=torch.float32)
@@ -94,6 +98,9 @@ class HeadDrafter:
                 f"{states.shape[0]} states for rows {rows.tolist()} and accept lengths {accepted.tolist()}"
             )
             raise FeedbackError(msg)
+        waiting = [seq for seq in seqs if self.backlog([seq]) > MAX_BACKLOG]
+        if waiting:
+            self._catch_up(waiting, 0)
         first = 0
         for seq, count, kept in zip(seqs, rows.tolist(), accepted.tolist(), strict=True):
             backlog = self._backlogs.get(seq.request_id)
@@ -130,18 +137,21 @@ class HeadDrafter:
         return proposals
 
     def _catch_up(self, seqs: Sequence[SequenceView], steps: int) -> "Chain":
-        """Process every backlog in one pass; return the state of each request's last row, ready for step 0."""
+        """Process every backlog in one pass; return the state of each request's last row, ready for step 0.
+
+        With 0 steps the newest tokens may still be without hidden states.
+        """
         streams: list[torch.Tensor] = []
         tokens: list[int] = []
         positions: list[int] = []
         lanes: list[int] = []
         for seq in seqs:
             backlog = self._backlogs[seq.request_id]
-            start, total = backlog.start, len(seq.tokens)
-            if start + backlog.rows != total - 1:
+            start, total = backlog.start, backlog.start + backlog.rows + 1
+            if steps and total != len(seq.tokens):
                 msg = (
-                    f"request {seq.request_id}: expected hidden states of positions 0..{total - 2} for its {total} "
-                    f"tokens, have those before {start + backlog.rows}; call observe once for every round"
+                    f"request {seq.request_id}: expected hidden states of all but the newest of its {len(seq.tokens)} "
+                    f"tokens, have those of {total - 1}; call observe once for every round"
                 )
                 raise FeedbackError(msg)
             streams.append(backlog.take())

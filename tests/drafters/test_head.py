@@ -94,6 +94,38 @@ def test_skipped_rounds_leave_no_trace(head: TinyHead, drafting: tuple[int, ...]
     assert_same(drafts.propose(requests, STEPS), fed(head, *requests).propose(requests, STEPS))
 
 
+def test_a_backlog_that_grows_too_long_is_taken_in_unasked(head: TinyHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspec_lightllm.drafters.head.MAX_BACKLOG", 4)
+    rng = np.random.default_rng(3)
+    requests = [FakeRequest(1, [1, 2, 3, 4]), FakeRequest(2, [9, 8])]
+    drafts = drafter(head)
+    for request in requests:
+        drafts.prefill(request, 0, streams_for(request, len(request.tokens) - 1))
+    for _ in range(12):
+        hidden = []
+        for request in requests:
+            known = len(request.tokens) - 1
+            hidden.append(streams_for(request, known + 2)[known:])
+            request.tokens.extend(rng.integers(0, 50, 2).tolist())
+        drafts.observe(requests, torch.cat(hidden), np.array([2, 2]), np.array([2, 2]))
+        assert max(drafts.backlog([request]) for request in requests) <= 4 + 2
+    assert_same(drafts.propose(requests, STEPS), fed(head, *requests).propose(requests, STEPS))
+
+
+def test_a_rule_ends_a_chain_and_keeps_what_was_drafted(head: TinyHead) -> None:
+    class AfterTwo:
+        def worth_another_step(self, confidence: np.ndarray, request_ids: np.ndarray) -> bool:
+            assert confidence.shape[0] == len(request_ids) == 2
+            return len(confidence[0]) < 2
+
+    requests = [FakeRequest(1, [1, 2, 3, 4]), FakeRequest(2, [9, 8])]
+    whole = fed(head, *requests).propose(requests, STEPS)
+    cut = fed(head, *requests).propose(requests, STEPS, AfterTwo())
+    assert cut.lengths.tolist() == [2, 2]
+    np.testing.assert_array_equal(cut.tokens[:, :2], whole.tokens[:, :2])
+    assert (cut.tokens[:, 2:] == -1).all()
+
+
 def test_prompt_chunks_are_the_same_as_one_prefill(head: TinyHead) -> None:
     request = FakeRequest(1, list(range(20)))
     chunked = drafter(head)
@@ -166,7 +198,7 @@ def test_a_missing_round_is_reported(head: TinyHead) -> None:
     request = FakeRequest(1, [1, 2, 3])
     drafts = fed(head, request)
     request.tokens.append(4)
-    with pytest.raises(FeedbackError, match=r"positions 0..2 for its 4 tokens"):
+    with pytest.raises(FeedbackError, match="all but the newest of its 4 tokens, have those of 2"):
         drafts.propose([request], 1)
 
 

@@ -16,6 +16,14 @@ from lightspec_lightllm.engine.fetch import default_model_path
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in an empty folder, as a user's may."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Runs a command that must fail as every mistake must; returns its one line."""
     assert main(arguments) == 2

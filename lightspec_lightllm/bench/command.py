@@ -27,9 +27,9 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
     """
     check_installed()
     log = Console(stderr=True)
-    folder = OutputFolder.open(out, date)
     with SetupProgress(log) as setup:
         datasets = [load_dataset(name, options.dataset_path, setup.report) for name in options.datasets]
+        folder = OutputFolder.open(out, date)
         host = open_host(config, setup.report)
     subject = Subject(
         backend="lightspec-embedded",

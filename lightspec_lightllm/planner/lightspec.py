@@ -59,6 +59,7 @@ class LightspecPlanner:
         self._steps = 0
         self._backlog = 0
         self._context = 0.0
+        self._drafted_to_probe = False
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 
@@ -177,25 +178,28 @@ class LightspecPlanner:
     def _maybe_probe(
         self, num_requests: int, available: int, rows: int, steps: int, backlog: int
     ) -> tuple[int, int, bool]:
-        """Once in a long while, draft or verify what does not pay by what is known."""
+        """Once in a long while, draft or verify what does not pay by what is known.
+
+        Where nothing is waiting that takes two rounds: one drafts, the next verifies.
+        """
+        drafted, self._drafted_to_probe = self._drafted_to_probe, False
         if steps > 0 and self.drafter != "free":
             self._probes.worthwhile()
-        if rows > num_requests or (available == 0 and steps > 0):
+        most = num_requests + min(available or num_requests, PROBE_ROWS)
+        probe_rows = most if self.costs.max_rows is None else min(most, self.costs.max_rows)
+        drafted = drafted and rows < probe_rows and available > 0
+        if not drafted and (rows > num_requests or (available == 0 and steps > 0)):
             return rows, steps, False
-        self.counters.skips += 1
-        if not self._probes.due():
+        self.counters.skips += rows == num_requests
+        if probe_rows <= num_requests or not (drafted or self._probes.due()):
             return rows, steps, False
         probe_steps = max(steps, self._legal[1])
-        probe_rows = num_requests + min(available or num_requests, PROBE_ROWS)
-        if self.costs.max_rows is not None:
-            probe_rows = min(probe_rows, self.costs.max_rows)
-            if probe_rows <= num_requests:
-                return rows, steps, False
         off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
         extra_ms = self._table_ms(num_requests, probe_rows, probe_steps, backlog) - off_ms
-        if not self._probes.due(extra_ms / (self.options.probe_cost * max(off_ms, 1e-9))):
+        if not (drafted or self._probes.due(extra_ms / (self.options.probe_cost * max(off_ms, 1e-9)))):
             return rows, steps, False
         self.counters.probes += 1
+        self._drafted_to_probe = available == 0
         return (probe_rows if available else rows), probe_steps, True
 
     def _table_ms(self, num_requests: int, rows: int, steps: int, backlog: int) -> float:

@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 
 from lightspec_lightllm.engine import Engine, EngineOptions, SamplingParams, load_model
-from lightspec_lightllm.engine.fetch import MODEL_MEMBER, MODEL_PROJECT, MODEL_VERSION, cached_wheel_file
 from tests.engine.driving import Case, decode_alone, run_wild
 
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.skipif(
-        not cached_wheel_file(MODEL_PROJECT, MODEL_VERSION, MODEL_MEMBER).is_file(),
-        reason="the default model is not in the cache; run `lightspec generate hello` once",
-    ),
-]
+pytestmark = pytest.mark.real_model
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -139,7 +140,10 @@ class LightspecPlanner:
         return proposed, confidence, self._estimator.levels(ids)
 
     def _checked(self, confidence: FloatArray, proposed: IntArray) -> FloatArray:
-        confidence = np.asarray(confidence, dtype=np.float64)
+        try:
+            confidence = np.asarray(confidence, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise PlanError("confidence: expected an array of probabilities, got something else") from None
         if confidence.shape != (len(proposed), self.max_draft_steps):
             expected = (len(proposed), self.max_draft_steps)
             raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
@@ -222,58 +226,54 @@ class LightspecPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            verified, accepted, confidence = self._check(feedback)
+            outcome = self._check(feedback)
         except (FeedbackError, PlanError) as error:
             self.counters.refused_feedback += 1
             raise FeedbackError(str(error)) from None
-        if not len(verified):
+        if not len(outcome.verified):
             return
         self.counters.observed += 1
-        self._account(feedback, verified, accepted)
-        trials = np.minimum(verified, accepted)
-        num_trials = int(trials.sum())
-        proposed = _proposed(feedback, verified)
+        self._account(feedback, outcome.verified, outcome.accepted)
+        trials = np.minimum(outcome.verified, outcome.accepted)
+        num_trials = int(np.add.reduce(trials))
         residual = 0.0
         if num_trials:
             residual = self._estimator.learn(
                 trials,
-                accepted - 1,
-                request_ids=feedback.request_ids,
-                confidence=confidence,
-                proposed=proposed,
+                outcome.accepted - 1,
+                request_ids=outcome.request_ids,
+                confidence=outcome.confidence,
+                proposed=outcome.proposed,
             )
             self.counters.changes = self._estimator.changes
-        elif confidence is not None:
-            self._estimator.look(confidence, proposed, request_ids=feedback.request_ids)
+        elif outcome.confidence is not None:
+            self._estimator.look(outcome.confidence, outcome.proposed, request_ids=outcome.request_ids)
         self._probes.observed(num_trials, feedback.plan.probe, residual)
 
-    def _check(self, feedback: RoundFeedback) -> tuple[IntArray, IntArray, FloatArray | None]:
-        verified, accepted = np.asarray(feedback.verified), np.asarray(feedback.accepted)
-        if verified.ndim != 1 or verified.shape != accepted.shape:
+    def _check(self, feedback: RoundFeedback) -> _Outcome:
+        verified, accepted = _whole("verified", feedback.verified), _whole("accepted", feedback.accepted)
+        if verified.shape != accepted.shape:
             shapes = f"{verified.shape} and {accepted.shape}"
             raise FeedbackError(f"verified and accepted: expected one number per request each, got shapes {shapes}")
-        for name, values in (("verified", verified), ("accepted", accepted)):
-            if len(values) and values.dtype.kind not in "iu":
-                raise FeedbackError(f"{name}: expected whole numbers, got dtype {values.dtype}")
+        proposed = _proposed(feedback, verified)
         if len(verified) and (
             int(np.minimum.reduce(verified)) < 0
             or int(np.maximum.reduce(verified)) > self.max_draft_steps
+            or int(np.maximum.reduce(verified - proposed)) > 0
             or int(np.minimum.reduce(accepted)) < 1
             or int(np.maximum.reduce(accepted - verified)) > 1
         ):
             raise FeedbackError(
-                f"expected verified in 0..{self.max_draft_steps} and accepted in 1..1 + verified, "
-                f"got verified {verified.tolist()} and accepted {accepted.tolist()}"
+                f"expected verified in 0..{self.max_draft_steps}, no more than the {proposed.tolist()} proposed, and "
+                f"accepted in 1..1 + verified, got verified {verified.tolist()} and accepted {accepted.tolist()}"
             )
-        measured = feedback.measured_ms
-        if measured is not None and not (math.isfinite(measured) and measured > 0):
-            raise FeedbackError(f"measured_ms: expected a finite time above 0, got {measured!r}")
-        if feedback.request_ids is not None and np.shape(feedback.request_ids) != verified.shape:
-            raise FeedbackError(f"request_ids: expected {len(verified)}, got shape {np.shape(feedback.request_ids)}")
-        confidence = None
-        if feedback.confidence is not None:
-            confidence = self._checked(feedback.confidence, _proposed(feedback, verified))
-        return verified.astype(np.int64, copy=False), accepted.astype(np.int64, copy=False), confidence
+        if feedback.measured_ms is not None and not _is_time(feedback.measured_ms):
+            raise FeedbackError(f"measured_ms: expected a finite time above 0, got {feedback.measured_ms!r}")
+        ids = None if feedback.request_ids is None else _whole("request_ids", feedback.request_ids)
+        if ids is not None and ids.shape != verified.shape:
+            raise FeedbackError(f"request_ids: expected {len(verified)}, got {len(ids)}")
+        confidence = None if feedback.confidence is None else self._checked(feedback.confidence, proposed)
+        return _Outcome(verified, accepted, proposed, confidence, ids)
 
     def _account(self, feedback: RoundFeedback, verified: IntArray, accepted: IntArray) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""
@@ -290,6 +290,36 @@ class LightspecPlanner:
                 self._drift.update(table_ms, feedback.measured_ms)
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, self._context))
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
+
+
+class _Outcome(NamedTuple):
+    """A round's feedback, checked: int[N] each, confidence float[N, K]."""
+
+    verified: IntArray
+    accepted: IntArray
+    proposed: IntArray
+    confidence: FloatArray | None
+    request_ids: IntArray | None
+
+
+def _whole(name: str, values: object) -> IntArray:
+    """One whole number per request."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise FeedbackError(f"{name}: expected one number per request, got rows of several lengths") from None
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise FeedbackError(
+            f"{name}: expected one whole number per request, got shape {array.shape} and dtype {array.dtype}"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return math.isfinite(value) and value > 0
+    except TypeError:
+        return False
 
 
 def _proposed(feedback: RoundFeedback, verified: IntArray) -> IntArray:

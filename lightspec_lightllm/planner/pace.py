@@ -49,6 +49,7 @@ class CostDrift:
         """Take in one round. A measurement far off the current fit is taken as three times or a third of it."""
         if predicted_ms <= 0.0:
             return
+        measured_ms = min(max(measured_ms, 1e-6 * predicted_ms), 1e6 * predicted_ms)
         expected = self.correct(predicted_ms)
         if self._weight >= 4.0:
             measured_ms = min(max(measured_ms, expected / 3.0), expected * 3.0)

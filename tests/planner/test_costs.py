@@ -1,0 +1,152 @@
+"""Cost tables: how they are read, filled in between, extended, and refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightspec_lightllm.errors import CostTableError
+from lightspec_lightllm.planner import CostModel, DrafterKind
+from tests.planner.worlds import KINDS, cost_models
+
+
+@settings(max_examples=100, deadline=None)
+@given(costs=cost_models(own_draft_sizes=True), context=st.floats(0.0, 5000.0), rows=st.integers(1, 300))
+def test_more_rows_never_cost_less(costs: CostModel, context: float, rows: int) -> None:
+    for line in costs.lines(rows, context):
+        assert np.isfinite(line).all()
+        assert (np.diff(line) >= -1e-9).all()
+        assert line[0] == 0.0
+    assert costs.target_ms(rows + 1, 3, context) >= costs.target_ms(rows, 3, context) - 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    costs=cost_models(),
+    kind=st.sampled_from(KINDS),
+    num_requests=st.integers(1, 5),
+    extra=st.integers(0, 20),
+    steps=st.integers(1, 6),
+)
+def test_more_steps_more_rows_and_more_backlog_never_cost_a_drafter_less(
+    costs: CostModel, kind: DrafterKind, num_requests: int, extra: int, steps: int
+) -> None:
+    def time(extra: int, steps: int, backlog: int) -> float:
+        return costs.draft_ms(kind, num_requests, num_requests + extra, steps, block=7, backlog=backlog)
+
+    here = time(extra, steps, 3)
+    assert math.isfinite(here)
+    assert here >= time(extra, 0, 3) == 0.0
+    assert time(extra, steps + 1, 3) >= here - 1e-9
+    assert time(extra + 1, steps, 3) >= here - 1e-9
+    assert time(extra, steps, 4) >= here - 1e-9
+
+
+STAIRS = {4: 2.0, 8: 3.0, 16: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "ms"), [(1, 2.0), (4, 2.0), (5, 3.0), (8, 3.0), (9, 5.0), (16, 5.0), (17, 5.3125), (32, 10.0)]
+)
+def test_on_a_staircase_the_next_measured_size_is_paid_and_past_the_last_it_grows_in_proportion(
+    rows: int, ms: float
+) -> None:
+    assert CostModel.from_tables(STAIRS).target_ms(rows, 1, 0) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize(("rows", "ms"), [(1, 2.0), (4, 2.0), (6, 2.5), (8, 3.0), (12, 4.0), (16, 5.0), (32, 9.0)])
+def test_interpolated_times_lie_on_lines_between_measured_sizes(rows: int, ms: float) -> None:
+    assert CostModel.from_tables(STAIRS, interpolate=True).target_ms(rows, 1, 0) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize(("context", "ms"), [(0, 1.0), (100, 1.0), (200, 2.0), (300, 3.0), (650, 4.0), (9000, 5.0)])
+def test_times_are_linear_between_contexts_and_constant_outside_them(context: float, ms: float) -> None:
+    costs = CostModel.from_tables({100: {8: 1.0}, 300: {8: 3.0}, 1000: {8: 5.0}})
+    assert costs.target_ms(3, 1, context) == pytest.approx(ms)
+
+
+def test_a_bump_in_the_measurements_is_levelled_upwards() -> None:
+    costs = CostModel.from_tables({1: 3.0, 2: 2.0, 4: 4.0})
+    assert [costs.target_ms(rows, 1, 0) for rows in (1, 2, 3)] == [3.0, 3.0, 4.0]
+
+
+def test_a_round_also_costs_its_overhead_its_requests_and_their_context() -> None:
+    costs = CostModel.from_tables({8: 10.0}, overhead_ms=1.0, request_ms=0.5, request_token_ms=0.01)
+    assert costs.target_ms(6, 3, 100.0) == pytest.approx(10.0 + 1.0 + 3 * (0.5 + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ms"),
+    [
+        ("free", 0.0),
+        ("serial", 14.0 + 3 * 3.0),
+        ("serial_no_kv", 4 * 3.0),
+        ("chained", 4 * 14.0),
+        ("block", 14.0 + 3.0 * 5),
+    ],
+)
+def test_each_kind_of_drafter_pays_for_its_own_passes(kind: DrafterKind, ms: float) -> None:
+    # Td(rows) = rows; 3 requests, 12 rows and 2 rows of backlog, 4 steps, blocks of 5.
+    costs = CostModel.from_tables({64: 9.0}, {rows: float(rows) for rows in range(1, 65)})
+    assert costs.draft_ms(kind, 3, 12, 4, block=5, backlog=2) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("draft", [None, {}])
+def test_a_drafter_without_a_table_is_free(draft: Any) -> None:
+    assert CostModel.from_tables({8: 1.0}, draft).draft_ms("serial", 2, 6, 3, block=4) == 0.0
+
+
+MALFORMED: list[Any] = [
+    {0: {}},
+    {0: 1.0},
+    {-1: 1.0, 4: 2.0},
+    {1: math.nan},
+    {1: math.inf},
+    {1: -0.5},
+    {100: {1: 1.0, 2: 2.0}, 200: {1: 1.0, 4: 2.0}},
+    {100: {1: 1.0}, 200: {}},
+    {100: {1: 1.0}, 200: 3.0},
+    {1: 1.0, 100: {1: 1.0}},
+    {1: "fast"},
+    {1: None},
+    {"one": 1.0},
+    {1.5: 1.0},
+    {math.nan: {1: 1.0}},
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "table"), [("target", {}), *((role, bad) for role in ("target", "draft") for bad in MALFORMED)]
+)
+def test_a_malformed_table_is_refused(role: str, table: Any) -> None:
+    tables = {"target": {8: 1.0}, "draft": {8: 0.1}} | {role: table}
+    with pytest.raises(CostTableError, match=f"{role} table"):
+        CostModel.from_tables(**tables)
+
+
+@pytest.mark.parametrize("name", ["overhead_ms", "request_ms", "request_token_ms"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_an_impossible_term_is_refused(name: str, value: float) -> None:
+    with pytest.raises(CostTableError, match=name):
+        CostModel.from_tables({8: 1.0}, **{name: value})  # type: ignore[arg-type]  # one of three floats
+
+
+@settings(max_examples=60, deadline=None)
+@given(costs=cost_models(), low=st.integers(1, 8), spans=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_the_budgets_compared_hold_every_end_and_every_edge_between(
+    costs: CostModel, low: int, spans: list[int]
+) -> None:
+    ends = tuple(np.cumsum([low, *spans]).tolist())
+    for context in (0.0, 700.0, 0.0):
+        budgets = costs.budgets(ends, context, 0)
+        target, draft = costs.lines(ends[-1], context)
+        assert (np.diff(budgets.rows) > 0).all()
+        assert budgets.rows[budgets.ends].tolist() == list(ends)
+        assert {int(r) for r in costs.target.rows if ends[0] <= r <= ends[-1]} <= set(budgets.rows.tolist())
+        assert budgets.target_ms.tolist() == target[budgets.rows].tolist()
+        assert budgets.draft_ms.tolist() == draft[budgets.rows].tolist()

@@ -11,11 +11,11 @@ import numpy as np
 from lightspec_lightllm.adapters.calibration import load_or_measure
 from lightspec_lightllm.config import Config
 from lightspec_lightllm.decode import Round, Verdict, accept_lengths
-from lightspec_lightllm.decode.host import IntArray
+from lightspec_lightllm.decode.host import IntArray, StepRule
 from lightspec_lightllm.drafters import Drafter, make_drafter
 from lightspec_lightllm.engine import Engine, SamplingParams, Sequence, load_model
 from lightspec_lightllm.engine.fetch import ProgressListener
-from lightspec_lightllm.planner import BatchView, ChainRule, CostModel, DrafterKind, Planner, make_planner
+from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Planner, make_planner
 
 
 class EmbeddedHost:
@@ -87,7 +87,7 @@ class EmbeddedHost:
         """See `Host`."""
         return self.engine.commit(self._seqs, verdict.tokens, verdict.accepted)
 
-    def draft(self, steps: int, chain: ChainRule | None = None) -> int:
+    def draft(self, steps: int, chain: StepRule | None = None) -> int:
         """See `Host`. No drafts are kept past the last token that a request may still generate."""
         self._drafts.clear()
         going_on = [seq for seq in self._seqs if seq.status == "running"]

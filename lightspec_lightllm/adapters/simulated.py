@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightspec_lightllm.decode.host import IntArray, Verdict
+from lightspec_lightllm.decode.host import IntArray, StepRule, Verdict
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.planner import BatchView, ChainRule, CostModel, DrafterKind
+from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind
 from lightspec_lightllm.planner.types import FloatArray
 
 
@@ -149,7 +149,7 @@ class SimulatedHost:
         self.rounds += 1
         return verdict.accepted
 
-    def draft(self, steps: int, chain: ChainRule | None = None) -> int:  # noqa: ARG002 - steps are made at once
+    def draft(self, steps: int, chain: StepRule | None = None) -> int:  # noqa: ARG002 - steps are made at once
         """See `Host`. A drafter with a KV cache catches up on what was committed while it did not draft."""
         self._spend(
             self.costs.draft_ms(

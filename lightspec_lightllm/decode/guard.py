@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from lightspec_lightllm.decode.counters import DecodeCounters
+from lightspec_lightllm.decode.host import IntArray, StepRule
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback
 
@@ -38,6 +41,10 @@ class GuardedPlanner:
         rows = view.num_requests + int(np.asarray(view.proposed).sum())
         return Plan(rows, steps, view.num_requests)
 
+    def rule(self, plan: Plan) -> StepRule | None:
+        """The plan's rule for ending a draft early; it ends the draft where it fails."""
+        return None if plan.chain is None else _GuardedRule(plan.chain, self._give_up)
+
     def observe(self, feedback: RoundFeedback) -> None:
         """Pass feedback on, unless planning was given up."""
         if self._counters.fallback is not None:
@@ -57,14 +64,33 @@ class GuardedPlanner:
         logger.error("planning failed, serving on with %d fixed draft steps: %s", steps, self._counters.fallback)
 
 
+class _GuardedRule:
+    def __init__(self, rule: StepRule, give_up: Callable[[Exception], None]) -> None:
+        self._rule = rule
+        self._give_up = give_up
+
+    def worth_another_step(self, confidence: npt.NDArray[np.float64], request_ids: IntArray) -> bool:
+        try:
+            return bool(self._rule.worth_another_step(confidence, request_ids))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+            return False
+
+
 def _checked(plan: Plan, view: BatchView, max_draft_steps: int) -> Plan:
     num_requests = view.num_requests
     most = num_requests + int(np.sum(view.proposed))
+    for name, number in (("verify rows", plan.verify_rows), ("draft steps", plan.draft_steps)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise PlanError(f"{name}: expected a whole number, the planner gave {number!r}")
     if not num_requests <= plan.verify_rows <= most:
         raise PlanError(f"verify rows: expected {num_requests}..{most}, the planner gave {plan.verify_rows}")
     if not 0 <= plan.draft_steps <= max_draft_steps:
         raise PlanError(f"draft steps: expected 0..{max_draft_steps}, the planner gave {plan.draft_steps}")
-    if plan.survival is not None and plan.survival.shape != (num_requests, max_draft_steps):
+    if plan.survival is not None:
         expected = (num_requests, max_draft_steps)
-        raise PlanError(f"survival: expected shape {expected}, the planner gave {plan.survival.shape}")
+        if plan.survival.shape != expected:
+            raise PlanError(f"survival: expected shape {expected}, the planner gave {plan.survival.shape}")
+        if not np.isfinite(plan.survival).all():
+            raise PlanError("survival: expected finite numbers, the planner gave others")
     return plan

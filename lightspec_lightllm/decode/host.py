@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lightspec_lightllm.planner import BatchView, ChainRule
+from lightspec_lightllm.planner import BatchView
 
 IntArray = npt.NDArray[np.int64]
 
@@ -24,6 +24,13 @@ class Verdict:
 
     accepted: IntArray
     tokens: IntArray
+
+
+class StepRule(Protocol):
+    """Decides, while drafting, whether one more step is worth its time; see `planner.ChainRule`."""
+
+    def worth_another_step(self, confidence: npt.NDArray[np.float64], request_ids: IntArray) -> bool:
+        """After j steps: ``confidence`` float[n, j] and ids int[n] of the requests that are drafted for."""
 
 
 class Host(Protocol):
@@ -48,7 +55,7 @@ class Host(Protocol):
             int[N], tokens kept: fewer than accepted where a request ended.
         """
 
-    def draft(self, steps: int, chain: ChainRule | None = None) -> int:
+    def draft(self, steps: int, chain: StepRule | None = None) -> int:
         """Propose drafts for each request that goes on; with 0 steps what was proposed is dropped.
 
         A host that sees each step's confidence in time may ask ``chain`` after every step and make anything from 1 to

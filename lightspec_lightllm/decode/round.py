@@ -76,7 +76,7 @@ class Round:
         times.append(host.now())
         committed = host.commit(verdict)
         times.append(host.now())
-        steps = host.draft(plan.draft_steps, plan.chain)
+        steps = host.draft(plan.draft_steps, self.planner.rule(plan))
         times.append(host.now())
         record = _record(view, plan, verified, verdict, committed, steps, times)
         self.planner.observe(_feedback(view, record))

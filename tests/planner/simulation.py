@@ -10,7 +10,8 @@ import numpy as np
 
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHost
 from lightspec_lightllm.decode import Round, RoundRecord, Verdict
-from lightspec_lightllm.planner import ChainRule, CostModel, DrafterKind, Planner, make_planner
+from lightspec_lightllm.decode.host import StepRule
+from lightspec_lightllm.planner import CostModel, DrafterKind, Planner, make_planner
 from lightspec_lightllm.planner.steps import legal_steps
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
@@ -27,7 +28,7 @@ class FairHost(SimulatedHost):
         self._tell = tell
         self._liar = np.random.default_rng(99)
 
-    def draft(self, steps: int, chain: ChainRule | None = None) -> int:
+    def draft(self, steps: int, chain: StepRule | None = None) -> int:
         made = super().draft(steps, chain)
         if self._tell is not None:
             self._told = self._tell(self._told, self._liar)

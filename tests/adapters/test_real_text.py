@@ -25,8 +25,8 @@ COSTS = CostModel.from_tables(
     {1: 23.0, 8: 34.0, 16: 44.0, 64: 85.0, 128: 141.0}, {1: 1.5, 16: 4.0}, interpolate=True, request_ms=1.5
 )
 DATASETS = ("humaneval", "gsm8k", "sharegpt")
-GREEDY = SamplingParams(max_tokens=24)
-SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95)
+GREEDY = SamplingParams(max_tokens=20)
+SAMPLED = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.95)
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ def engine() -> Engine:
 
 
 def chosen_prompts(engine: Engine, per_dataset: int) -> list[list[int]]:
-    """Prompts of at most 220 tokens, so that a test is more than prefill."""
+    """The shortest of each set, so that a test is more than prefill."""
     chosen: list[list[int]] = []
     for name in DATASETS:
         tokens = [engine.tokenizer.chat(prompt.text) for prompt in load_dataset(name).prompts]
-        chosen += [prompt for prompt in tokens if len(prompt) <= 220][:per_dataset]
+        chosen += sorted(tokens, key=len)[:per_dataset]
     return chosen
 
 

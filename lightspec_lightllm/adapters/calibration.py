@@ -102,7 +102,7 @@ def load(path: Path, key: CostKey) -> CostModel:
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        found = stored["key"]
+        found = dict(stored["key"])
         target = {int(rows): float(ms) for rows, ms in stored["target_ms"].items()}
         draft = {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()}
         request_ms, request_token_ms = float(stored["request_ms"]), float(stored["request_token_ms"])
@@ -111,9 +111,12 @@ def load(path: Path, key: CostKey) -> CostModel:
     if found != asdict(key):
         wrong = [f"{name} {found.get(name)!r}" for name, value in asdict(key).items() if found.get(name) != value]
         raise CostTableError(f"cost table {path} was measured for {', '.join(wrong)}; delete it to measure again")
-    return CostModel.from_tables(
-        target, draft, interpolate=True, request_ms=request_ms, request_token_ms=request_token_ms
-    )
+    try:
+        return CostModel.from_tables(
+            target, draft, interpolate=True, request_ms=request_ms, request_token_ms=request_token_ms
+        )
+    except CostTableError as error:
+        raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
 
 
 def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> dict[str, Any]:
@@ -122,10 +125,7 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
     The target's time is fitted as ``table[rows] + requests * (request_ms + request_token_ms * context)``: on a CPU,
     attention is paid per request and weights per row. Sampling is part of it, since every row is sampled.
     """
-    limit = engine.options.num_slots
-    shapes = [(n, rows, CONTEXT) for n, rows in SHAPES if n * CONTEXT <= limit and n <= engine.options.max_requests]
-    shapes += [shape for shape in CONTEXTS if shape[0] * shape[2] <= limit and shape[2] <= engine.max_context]
-    shapes = [(n, rows, max(context, rows)) for n, rows, context in shapes if rows <= engine.options.max_rows]
+    shapes = _shapes(engine)
     capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers
     try:
         times = _fastest([_target_run(engine, *shape) for shape in shapes], progress)
@@ -139,6 +139,19 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
         "draft_ms": _measure_draft(engine, drafter),
         "measured": [{"shape": shape, "ms": ms} for shape, ms in zip(shapes, times, strict=True)],
     }
+
+
+def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
+    """(requests, rows of each, context) that the engine has room for; a small pool is measured at short contexts."""
+    options, shapes = engine.options, []
+    for n, rows in SHAPES:
+        if n <= options.max_requests and rows <= options.max_rows and n * rows <= options.num_slots:
+            shapes.append((n, rows, max(rows, min(CONTEXT, engine.max_context, options.num_slots // n))))
+    for n, rows, context in CONTEXTS:
+        fits = n * context <= options.num_slots and context <= engine.max_context
+        if fits and n <= options.max_requests and rows <= options.max_rows:
+            shapes.append((n, rows, context))
+    return shapes
 
 
 def fit(shapes: list[tuple[int, int, int]], times: list[float]) -> tuple[dict[int, float], float, float]:
@@ -198,12 +211,17 @@ def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> C
 
 
 class _Stand:
-    """A request that only the drafter sees."""
+    """A request that only the drafter sees. Its text does not repeat itself: nothing in it can be looked up."""
 
-    def __init__(self, request_id: int, length: int) -> None:
+    def __init__(self, request_id: int, length: int, vocab_size: int) -> None:
         self.request_id = request_id
-        self.tokens = [(request_id * 7 + i) % 101 + 5 for i in range(length)]
         self.prompt_length = length - 1
+        self._text = np.random.default_rng(abs(request_id)).integers(vocab_size, size=4 * length).tolist()
+        self.tokens: list[int] = self._text[:length]
+
+    def grow(self, count: int) -> None:
+        """Commit more of the text."""
+        self.tokens = self._text[: len(self.tokens) + count]
 
 
 def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
@@ -217,7 +235,7 @@ def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
     steps = min(4, drafter.max_draft_steps)
     out: dict[int, float] = {}
     for num_requests in DRAFT_REQUESTS:
-        seqs = [_Stand(-1 - i, CONTEXT) for i in range(num_requests)]
+        seqs = [_Stand(-1 - i, CONTEXT, engine.model.config.vocab_size) for i in range(num_requests)]
         for seq in seqs:
             drafter.prefill(seq, 0, torch.zeros(CONTEXT - 1, width))
         drafter.propose(seqs, 1)
@@ -227,7 +245,7 @@ def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
         for _ in range(REPEATS + 1):
             drafter.observe(seqs, hidden, rows, rows)
             for seq in seqs:
-                seq.tokens += [17, 19]
+                seq.grow(2)
             started = time.perf_counter()
             drafter.propose(seqs, steps)
             times.append((time.perf_counter() - started) * 1e3)

@@ -5,13 +5,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightspec_lightllm.adapters import calibration
 from lightspec_lightllm.adapters.calibration import CostKey, fit, load, load_or_measure
 from lightspec_lightllm.drafters import NgramDrafter
+from lightspec_lightllm.drafters.head import HeadDrafter
+from lightspec_lightllm.drafters.hybrid import HybridDrafter
+from lightspec_lightllm.engine import Engine, EngineOptions
 from lightspec_lightllm.errors import CostTableError
-from tests.engine.tiny_llama import tiny_engine
+from tests.adapters.test_embedded_lossless import tiny_head_drafter
+from tests.engine.tiny_llama import tiny_engine, tiny_model
 
 KEY = CostKey(
     format=1, model="a" * 64, weights="float16", threads=2, drafter="ngram", device="a cpu, 2 cores", torch="2.13.0"
@@ -66,13 +73,137 @@ def test_a_table_of_another_setting_is_refused_by_name(tmp_path: Path, field: st
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", '{"key": {}}', '{"key": {}, "target_ms": {"x": 1}}'],
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"key": {}}',
+        '{"key": {}, "target_ms": {"x": 1}}',
+        '{"key": 7, "target_ms": {}, "draft_ms": {}, "request_ms": 0, "request_token_ms": 0}',
+        '{"key": ["a"], "target_ms": {}, "draft_ms": {}, "request_ms": 0, "request_token_ms": 0}',
+        b"\xff\xfe",
+    ],
 )
-def test_a_damaged_table_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_damaged_table_is_refused(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "table.json"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CostTableError, match="is damaged"):
         load(path, KEY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_ms": {}},
+        {"target_ms": {"0": 1.0}},
+        {"target_ms": {"1": -1.0}},
+        {"target_ms": {"1": float("nan")}},
+        {"target_ms": {"1": "fast"}},
+        {"target_ms": [1.0, 2.0]},
+        {"draft_ms": {"1": float("inf")}},
+        {"request_ms": -1.0},
+        {"request_token_ms": None},
+    ],
+    ids=str,
+)
+def test_a_table_of_the_right_key_with_impossible_times_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(CostTableError, match=r"is damaged .*delete it to measure again"):
+        load(stored(tmp_path, **changes), KEY)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    base=st.floats(1.0, 100.0),
+    row=st.floats(0.0, 5.0),
+    request=st.floats(0.0, 5.0),
+    token=st.floats(0.0, 0.01),
+    seed=st.integers(0, 1000),
+)
+def test_planted_terms_are_found_through_noise(
+    base: float, row: float, request: float, token: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = [(n, rows, calibration.CONTEXT) for n, rows in calibration.SHAPES] + list(calibration.CONTEXTS)
+
+    def truth(n: int, rows: int, context: int) -> float:
+        return base + row * n * rows + n * (request + token * context)
+
+    times = [truth(*shape) * float(rng.normal(1.0, 0.01)) for shape in shapes]
+    table, request_ms, request_token_ms = fit(shapes, times)
+    assert list(table.values()) == sorted(table.values())
+    errors = [
+        (table[n * rows] + n * (request_ms + request_token_ms * context)) / truth(n, rows, context) - 1
+        for n, rows, context in shapes
+    ]
+    assert np.abs(errors).max() < 0.06
+    for n, rows, context in ((2, 4, 600), (6, 1, 400), (4, 4, 100)):  # shapes that were not measured
+        if n * rows in table:
+            found = table[n * rows] + n * (request_ms + request_token_ms * context)
+            assert found == pytest.approx(truth(n, rows, context), rel=0.15)
+
+
+def small_engine(**options: Any) -> Engine:
+    model, tokenizer = tiny_model(vocab_size=256)
+    defaults = {"num_slots": 10_000, "max_requests": 32, "max_context": 400, "max_rows": 16}
+    return Engine(model, tokenizer, EngineOptions(weights="float32", threads=1, **(defaults | options)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_slots": 40, "max_context": 24}, {"max_requests": 1}, {"max_rows": 2}, {"max_context": 20}],
+    ids=str,
+)
+def test_an_engine_too_small_for_the_grid_is_measured_where_it_can(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibration, "REPEATS", 1)
+    engine = small_engine(**options)
+    costs = load_or_measure(engine, NgramDrafter(max_draft_steps=1))
+    assert costs.target.rows[0] == 1
+    assert costs.target_ms(2, 1, 10.0) > 0
+    engine.check()
+
+
+def test_a_drafter_that_looks_up_first_is_measured_where_it_must_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that was looked up takes microseconds, and a table of those would promise free drafts."""
+    monkeypatch.setattr(calibration, "DRAFT_REQUESTS", (1, 4))
+    engine = small_engine()
+    hybrid = HybridDrafter(NgramDrafter(max_draft_steps=4), tiny_head_drafter(engine, 4))
+    rest: list[int] = []
+    propose = HeadDrafter.propose
+
+    def count(self: HeadDrafter, seqs: Any, steps: int, rule: Any = None) -> Any:
+        rest.append(len(seqs))
+        return propose(self, seqs, steps, rule)
+
+    monkeypatch.setattr(HeadDrafter, "propose", count)
+    table = calibration._measure_draft(engine, hybrid)
+    assert set(table) == {1, 4}
+    per_size = 1 + calibration.REPEATS + 1
+    assert rest == [1] * per_size + [4] * per_size
+    assert not hybrid._head._backlogs
+
+
+def test_measuring_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "REPEATS", 1)
+    monkeypatch.setattr(calibration, "DRAFT_REQUESTS", (1,))
+    engine = small_engine()
+    engine.model.capture_layers = (1,)
+    calibration.measure(engine, tiny_head_drafter(engine, 2))
+    assert engine.model.capture_layers == (1,)
+    assert engine.slots.num_free == engine.options.num_slots
+    assert not engine.has_work
+    engine.check()
+
+
+def test_the_key_of_an_engine_names_what_its_times_depend_on() -> None:
+    engine = small_engine()
+    key = CostKey.of(engine, NgramDrafter(max_draft_steps=1))
+    assert (key.model, key.weights, key.threads, key.drafter) == ("0" * 64, "float32", 1, "ngram")
+    assert CostKey.of(engine, tiny_head_drafter(engine, 1)).path != key.path
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lightspec_lightllm.adapters.calibration import load_or_measure
 from lightspec_lightllm.config import Config
@@ -21,7 +22,8 @@ from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Planne
 class EmbeddedHost:
     """Runs rounds on an `Engine`, with a drafter or without one.
 
-    Making a host connects the engine to its drafter; one host at a time may serve an engine.
+    Making a host connects the engine to its drafter; one host at a time may serve an engine. Requests that run already
+    are served on; a drafter that reads hidden states has nothing to go by for them and abstains.
     """
 
     def __init__(self, engine: Engine, drafter: Drafter | None, max_draft_steps: int) -> None:
@@ -31,11 +33,23 @@ class EmbeddedHost:
         self._seqs: list[Sequence] = []
         self._drafts: dict[int, tuple[IntArray, np.ndarray[Any, np.dtype[np.float64]]]] = {}
         self._tokens = np.zeros((0, 1 + max_draft_steps), dtype=np.int64)
+        # What an earlier host computed of these, this one's drafter has not seen; a resume computes it again.
+        self._begun = {seq.request_id for seq in (*engine.running, *engine.waiting) if seq.num_computed}
+        if drafter is not None:
+            for request_id in self._begun:
+                drafter.release(request_id)
         engine.model.capture_layers = drafter.capture_layers if drafter is not None else ()
-        engine.prefill_listener = drafter.prefill if drafter is not None else None
+        engine.prefill_listener = self._prefill if drafter is not None else None
         engine.release_listener = self._release
 
+    def _prefill(self, seq: Sequence, start: int, hidden: torch.Tensor) -> None:
+        if start == 0:
+            self._begun.discard(seq.request_id)
+        if self.drafter is not None and seq.request_id not in self._begun:
+            self.drafter.prefill(seq, start, hidden)
+
     def _release(self, request_id: int) -> None:
+        self._begun.discard(request_id)
         self._drafts.pop(request_id, None)
         if self.drafter is not None:
             self.drafter.release(request_id)

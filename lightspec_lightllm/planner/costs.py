@@ -19,7 +19,7 @@ RowTable = Mapping[int, float]
 ContextTable = Mapping[int, RowTable]
 
 DENSE_ROWS = 256
-"""Up to here every number of rows is a candidate budget where times are interpolated."""
+"""So many numbers of rows in a row are candidate budgets where times grow from each to the next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +229,9 @@ class CostModel:
     def budgets(self, ends: tuple[int, ...], context: float, backlog: int) -> BudgetCosts:
         """The budgets worth comparing between the first and the last of ``ends``, which are all among them.
 
-        On a staircase that is the last row of every tier. Where times are interpolated it is every row count up to
-        `DENSE_ROWS`, and the measured ones above. The last answers are kept, since a batch changes rarely.
+        On a staircase that is the last row of every tier: of the target's, and of the drafter's, which runs the backlog
+        besides. Where times grow from row to row (interpolated, or past the last measured size) it is every row, of the
+        first `DENSE_ROWS`. The last answers are kept, since a batch changes rarely.
         """
         key = (ends, backlog)
         target, draft = self.lines(ends[-1] + backlog, context)
@@ -239,8 +240,13 @@ class CostModel:
             return held
         low, high = ends[0], ends[-1]
         sizes = self.target.rows
-        inside = sizes[np.searchsorted(sizes, low) : np.searchsorted(sizes, high, side="right")]
-        every = np.arange(low, min(high, DENSE_ROWS) + 1) if self.target.interpolate else np.zeros(0, dtype=np.int64)
+        growing = low if self.target.interpolate else int(sizes[-1])
+        if self.draft is not None:
+            edges = self.draft.rows - backlog
+            growing = min(growing, int(edges[-1]))
+            sizes = np.concatenate((sizes, edges))
+        inside = sizes[(sizes >= low) & (sizes <= high)]
+        every = np.arange(max(low, growing), min(high, max(low, growing) + DENSE_ROWS) + 1)
         rows = np.unique(np.concatenate((np.array(ends), inside, every)))
         held = BudgetCosts(rows, target[rows], draft[rows + backlog], np.searchsorted(rows, ends), target, draft)
         if len(self._budgets) >= 8:

@@ -34,9 +34,9 @@ class FixedPlanner:
     """
 
     def __init__(self, costs: CostModel, *, max_draft_steps: int, drafter: DrafterKind, steps: int) -> None:
-        if not 0 <= steps <= max_draft_steps:
+        if not _is_whole(steps) or not 0 <= steps <= max_draft_steps:
             raise ConfigError(
-                f"fixed steps: expected 0..{max_draft_steps} (the largest number of draft steps), got {steps}"
+                f"fixed steps: expected 0..{max_draft_steps} (the largest number of draft steps), got {steps!r}"
             )
         self.costs = costs
         self.max_draft_steps = max_draft_steps
@@ -69,6 +69,10 @@ class FixedPlanner:
         self.counters.observed += 1
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def _lightspec(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
     try:
         parsed = PlannerOptions(**options)
@@ -81,7 +85,7 @@ def _fixed(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options
     if set(options) - {"steps"}:
         raise ConfigError(f"strategy 'fixed': expected only the option 'steps', got {sorted(options)}")
     return FixedPlanner(
-        costs, max_draft_steps=max_draft_steps, drafter=drafter, steps=int(options.get("steps", max_draft_steps))
+        costs, max_draft_steps=max_draft_steps, drafter=drafter, steps=options.get("steps", max_draft_steps)
     )
 
 
@@ -116,8 +120,8 @@ def make_planner(
     name, _, argument = strategy.partition(":")
     if name not in _STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(sorted(_STRATEGIES))}, got {strategy!r}")
-    if not 1 <= max_draft_steps <= MAX_DRAFT_STEPS:
-        raise ConfigError(f"max_draft_steps: expected 1..{MAX_DRAFT_STEPS}, got {max_draft_steps}")
+    if not _is_whole(max_draft_steps) or not 1 <= max_draft_steps <= MAX_DRAFT_STEPS:
+        raise ConfigError(f"max_draft_steps: expected 1..{MAX_DRAFT_STEPS}, got {max_draft_steps!r}")
     if drafter not in get_args(DrafterKind):
         raise ConfigError(f"drafter: expected one of {', '.join(get_args(DrafterKind))}, got {drafter!r}")
     if argument:

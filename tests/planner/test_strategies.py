@@ -33,6 +33,11 @@ from tests.planner.worlds import CPU, GPU, KINDS
         ("off:3", {}, "strategy"),
         ("lightspec:3", {}, "strategy"),
         ("fixed", {"steps": -1}, "steps"),
+        ("fixed", {"steps": "3"}, "steps"),
+        ("fixed", {"steps": 2.5}, "steps"),
+        ("fixed", {"steps": True}, "steps"),
+        ("fixed", {"steps": None}, "steps"),
+        ("lightspec", {"memory_trials": "long"}, "lightspec"),
         ("fixed", {"stepz": 1}, "steps"),
         ("off", {"steps": 1}, "no options"),
         ("lightspec", {"memory": 3}, "memory"),
@@ -46,9 +51,9 @@ def test_a_strategy_or_option_that_does_not_exist_is_refused(
         make_planner(strategy, GPU, max_draft_steps=7, **options)
 
 
-@pytest.mark.parametrize("steps", [0, -1, MAX_DRAFT_STEPS + 1])
+@pytest.mark.parametrize("steps", [0, -1, MAX_DRAFT_STEPS + 1, 3.5, "3", None, True])
 @pytest.mark.parametrize("strategy", ["lightspec", "fixed", "off"])
-def test_the_largest_number_of_steps_is_1_to_15(strategy: str, steps: int) -> None:
+def test_the_largest_number_of_steps_is_1_to_15(strategy: str, steps: Any) -> None:
     with pytest.raises(ConfigError, match=r"1\.\.15"):
         make_planner(strategy, GPU, max_draft_steps=steps)
 

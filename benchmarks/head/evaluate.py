@@ -1,7 +1,7 @@
 """Acceptance and calibration of a draft head on recorded responses of the target.
 
-    python benchmarks/head/evaluate.py --record code=humaneval.jsonl --record chat=questions.jsonl --data data/eval
-    python benchmarks/head/evaluate.py --data data/eval --weights head.npz
+    python -m benchmarks.head.evaluate --record code=humaneval.jsonl --record chat=questions.jsonl --data data/eval
+    python -m benchmarks.head.evaluate --data data/eval --weights head.npz
 
 The first form records first: each file has one JSON object per line with a ``prompt``, the served user's message, which
 the target answers greedily. Then every position of every response is drafted from, teacher-forced, as if the round

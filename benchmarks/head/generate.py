@@ -1,6 +1,6 @@
 """Training data for the draft head: the target writes prompts, answers them, and its hidden states are kept.
 
-    python benchmarks/head/generate.py --out data/train --tokens 500000
+    python -m benchmarks.head.generate --out data/train --tokens 500000
 
 Prompts are sampled from the target itself out of the openings of ``openings.py``; answers come from the same float32
 engine that serves, 60 % greedy and 40 % at temperature 0.8. A response that loops is cut after the second repetition.

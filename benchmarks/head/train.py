@@ -1,6 +1,6 @@
 """Train the draft head on what `generate.py` recorded, and write the checkpoint that the package ships.
 
-    python benchmarks/head/train.py --data data/train --eval data/eval --out head.npz --minutes 60
+    python -m benchmarks.head.train --data data/train --eval data/eval --out head.npz --minutes 60
 
 The head starts from the target's last layer. The run is bounded by time: the learning rate warms up and then follows a
 cosine down to the end. Shards that appear while it runs join at the next epoch. Matrix products use bfloat16 inputs

@@ -58,8 +58,6 @@ class AcceptanceModel:
     One instance has a single bin (nothing is known of a draft but its depth and request), another the bins of
     `confidence_bins`; they differ only in their priors.
 
-    Attributes:
-        table: float[LEVELS, K, bins], conditional acceptance a.
     """
 
     def __init__(self, max_draft_steps: int, *, prior_logit: float, use_confidence: bool, memory_trials: float) -> None:
@@ -84,26 +82,36 @@ class AcceptanceModel:
             prior = (info * value + strength * prior) / (info + strength)
             read.append(prior)
         self._theta_read = np.array(read)
+        self._table: FloatArray | None = None
         if self.num_bins == 1:
-            log_odds = (LEVEL_OFFSETS[:, None] + self._theta_read)[:, :, None]
+            self._neutral: FloatArray = 1.0 / (1.0 + np.exp(-self._theta_read))
         else:
             self._phi_read = (self._phi_info * self._phi + self._phi_prior_info * self._phi_prior) / (
                 self._phi_info + self._phi_prior_info
             )
-            log_odds = LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read
-        self.table = 1.0 / (1.0 + np.exp(-log_odds))
+
+    @property
+    def table(self) -> FloatArray:
+        """float[LEVELS, K, bins], conditional acceptance a; built when first read after a change."""
+        if self._table is None:
+            if self.num_bins == 1:
+                log_odds = (LEVEL_OFFSETS[:, None] + self._theta_read)[:, :, None]
+            else:
+                log_odds = LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read
+            self._table = 1.0 / (1.0 + np.exp(-log_odds))
+        return self._table
 
     def learn(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
-        """Take in one round's trials and accepted trials, and rebuild the table.
+        """Take in one round's trials and accepted trials.
 
         Args:
-            trials: [LEVELS, K, bins], how many trials fell into each cell; [1, K, bins] if all at the neutral level.
+            trials: [LEVELS, K, bins], how many trials fell into each cell.
             successes: [K, bins], how many of them were accepted, over all levels.
 
         Returns:
             The round's total residual and information, for change detection.
         """
-        table = self.table if len(trials) > 1 else self.table[NEUTRAL_LEVEL : NEUTRAL_LEVEL + 1]
+        table = self.table
         expected = trials * table
         spread = expected * np.maximum(1.0 - table, 0.02)
         residual = successes - np.add.reduce(expected, axis=0)
@@ -114,6 +122,14 @@ class AcceptanceModel:
             bin_info = np.add.reduce(information, axis=0)
             self._phi_info *= np.exp(-bin_info / self._memory)
             _blend(self._phi, self._phi_info, self._phi_read, residual=np.add.reduce(residual), information=bin_info)
+        return self._learn_depths(by_depth, depth_info)
+
+    def learn_neutral(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
+        """The same for trials [K] and successes [K] of requests at the neutral level, without bins."""
+        expected = trials * self._neutral
+        return self._learn_depths(successes - expected, expected * np.maximum(1.0 - self._neutral, 0.02))
+
+    def _learn_depths(self, by_depth: FloatArray, depth_info: FloatArray) -> tuple[float, float]:
         # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.
         self._theta_info *= np.exp((depth_info + 0.125 * depth_info[0]) / -self._memory)
         _blend(self._theta, self._theta_info, self._theta_read, residual=by_depth, information=depth_info)
@@ -127,7 +143,7 @@ class AcceptanceModel:
 
     def acceptance(self) -> FloatArray:
         """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
-        return cast(FloatArray, self.table[NEUTRAL_LEVEL, :, 0])
+        return self._neutral
 
 
 def _blend(

@@ -121,6 +121,7 @@ class CostModel:
         self.request_ms = request_ms
         self.request_token_ms = request_token_ms
         self.max_rows = max_rows
+        self._any_context = len(target.contexts) == 1 and (draft is None or len(draft.contexts) == 1)
         self._size = 0
         self._context: float | None = None
         self._budgets: dict[tuple[tuple[int, ...], int], BudgetCosts] = {}
@@ -191,7 +192,7 @@ class CostModel:
         """Target and draft milliseconds, arrays indexed by 0..rows or more, at a mean context per request."""
         if rows > self._size:
             self._grow(rows)
-        if context != self._context:
+        if context != self._context and not (self._context is not None and self._any_context):
             self._context = context
             self._target_line = self._at(self._target_dense, self.target.contexts, context)
             self._draft_line = (

@@ -49,10 +49,17 @@ class AcceptanceEstimator:
 
     def _refresh(self) -> None:
         """Rebuild what is read off the marginal table."""
-        self._acceptance = self._marginal.table[:, :, 0]
-        self._table_survival = np.multiply.accumulate(self._acceptance, axis=1)
-        self._table_order: IntArray | None = None
+        self._neutral_survival = np.multiply.accumulate(self._marginal.acceptance())
+        self._table_survival: FloatArray | None = None
+        self._table_order = np.zeros(0, dtype=np.int64)
         self._future: tuple[int, SurvivalMass] | None = None
+
+    def _survivals(self) -> FloatArray:
+        """float[LEVELS, K], survival by level and depth; built when first read after a change."""
+        if self._table_survival is None:
+            self._table_survival = np.multiply.accumulate(self._marginal.table[:, :, 0], axis=1)
+            self._table_order = np.argsort(-self._table_survival, axis=None, kind="stable")
+        return self._table_survival
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -78,7 +85,9 @@ class AcceptanceEstimator:
             mass = self.future(num_requests, levels)
             share = counts.sum(axis=0) / num_requests
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
-        return self._table_mass(counts).curve(), None if levels is None else self._table_survival[levels]
+        if levels is None:
+            return GainCurve.of(counts[0], self._neutral_survival), None
+        return self._table_mass(counts).curve(), self._survivals()[levels]
 
     def future(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
         """The drafts of a round in which every request proposes K."""
@@ -88,7 +97,7 @@ class AcceptanceEstimator:
             return self._future[1]
         if levels is None:
             count = np.full(self.max_draft_steps, float(num_requests))
-            return SurvivalMass(self._table_survival[NEUTRAL_LEVEL], self._depths + 1, count, ladder=True)
+            return SurvivalMass(self._neutral_survival, self._depths + 1, count, ladder=True)
         return self._table_mass(np.repeat(np.bincount(levels, minlength=LEVELS)[:, None], self.max_draft_steps, axis=1))
 
     def _survival(self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None) -> FloatArray:
@@ -107,21 +116,16 @@ class AcceptanceEstimator:
         return cast(FloatArray, known.prod(axis=1) * ahead)
 
     def _table_mass(self, counts: IntArray) -> SurvivalMass:
-        """Drafts counted by level and depth, int[LEVELS, K] or int[1, K] at the neutral level, as a sorted mass."""
+        """Drafts counted by level and depth, int[LEVELS, K], as a sorted mass."""
+        survivals = self._survivals()
         present = counts[:, 0].nonzero()[0]
         if len(present) == 1:
-            level = present[0] if len(counts) > 1 else NEUTRAL_LEVEL
-            count = counts[present[0]]
-            depths = int(np.count_nonzero(count))
-            value = self._table_survival[level][:depths]
-            return SurvivalMass(value, self._depths[:depths] + 1, count[:depths].astype(np.float64), ladder=True)
-        if self._table_order is None:
-            self._table_order = np.argsort(-self._table_survival, axis=None, kind="stable")
+            level = present[0]
+            return SurvivalMass(survivals[level], self._depths + 1, counts[level].astype(np.float64), ladder=True)
         count = counts.ravel()[self._table_order]
         held = count.nonzero()[0]
         order = self._table_order[held]
-        value = self._table_survival.ravel()[order]
-        return SurvivalMass(value, order % self.max_draft_steps + 1, count[held].astype(np.float64))
+        return SurvivalMass(survivals.ravel()[order], order % self.max_draft_steps + 1, count[held].astype(np.float64))
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -146,15 +150,15 @@ class AcceptanceEstimator:
         """
         entries = None if request_ids is None else self._offsets.entries(request_ids)
         levels = None if entries is None else self._offsets.levels(entries)
-        accepted = _at_least(successes, self.max_draft_steps)[:, None]
-        if confidence is None:
-            acceptance = self._acceptance
+        accepted = _at_least(successes, self.max_draft_steps)
+        if confidence is None and entries is not None and levels is not None:
+            scores = _request_scores(self._marginal.table[:, :, 0], levels, trials, successes)
             tried = _count_at_least(trials, levels, self.max_draft_steps)[:, :, None]
-            residual, information = self._marginal.learn(tried.astype(np.float64), accepted)
-            if entries is not None and levels is not None:
-                self._offsets.learn(entries, *_request_scores(acceptance, levels, trials, successes))
+            residual, information = self._marginal.learn(tried.astype(np.float64), accepted[:, None])
+            self._offsets.learn(entries, *scores)
         else:
-            self._marginal.learn(_at_least(trials, self.max_draft_steps)[None, :, None], accepted)
+            residual, information = self._marginal.learn_neutral(_at_least(trials, self.max_draft_steps), accepted)
+        if confidence is not None:
             residual, information = self._learn_calibrated(trials, successes, confidence, entries, levels)
             self._history.push(self._survival(confidence, proposed, levels)[proposed > 0])
         if self._detector.update(residual, information):

@@ -42,6 +42,13 @@ _GRID = (np.arange(_RESOLUTION + 1) + 0.5) / (_RESOLUTION + 1)
 _BIN_OF = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - _BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
 
 
+SHIFT_PRIOR = 20.0
+"""Information behind a confidence that needs no shift."""
+
+SCALE_PRIOR = 150.0
+"""Information, times squared log-odds, behind a confidence that needs no scaling."""
+
+
 def logit(probability: float) -> float:
     """Log-odds of a probability in (0, 1)."""
     return math.log(probability / (1.0 - probability))
@@ -67,11 +74,10 @@ class AcceptanceModel:
         # With confidence the bins carry the level and depths are a correction; without, depths carry the level.
         self._theta_prior = 0.0 if use_confidence else prior_logit
         self._theta_prior_info = 20 * INFO_PER_TRIAL if use_confidence else 5 * INFO_PER_TRIAL
-        self._phi_prior = np.clip(_BIN_CENTRES, -2.5, 2.5) if use_confidence else np.zeros(1)
         self._phi_prior_info = 6 * INFO_PER_TRIAL
         self._theta = np.full(max_draft_steps, self._theta_prior)
         self._theta_info = np.zeros(max_draft_steps)
-        self._phi = self._phi_prior.copy()
+        self._phi = np.zeros(self.num_bins)
         self._phi_info = np.zeros(self.num_bins)
         self._refresh()
 
@@ -86,9 +92,26 @@ class AcceptanceModel:
         if self.num_bins == 1:
             self._neutral: FloatArray = 1.0 / (1.0 + np.exp(-self._theta_read))
         else:
-            self._phi_read = (self._phi_info * self._phi + self._phi_prior_info * self._phi_prior) / (
-                self._phi_info + self._phi_prior_info
-            )
+            seen = self._phi_info
+            believed = self._phi_prior_info * self._scaled_confidence()
+            self._phi_read = (seen * self._phi + believed) / (seen + self._phi_prior_info)
+
+    def _scaled_confidence(self) -> FloatArray:
+        """float[bins], what a bin's acceptance is taken to be before its own trials: the log-odds of the confidence,
+        scaled and shifted as the bins with trials say (Platt 1999).
+
+        Bins that are seldom tried because they look hopeless thus learn from the others, so that a confidence that
+        means nothing is found out.
+        """
+        x, info = _BIN_CENTRES, self._phi_info
+        total, first = float(info @ self._phi), float(info @ x)
+        second, cross = float(info @ (x * x)), float(info @ (x * self._phi))
+        shift_info, scale_info = float(info.sum()) + SHIFT_PRIOR, second + SCALE_PRIOR
+        determinant = shift_info * scale_info - first * first
+        scale = (shift_info * (cross + SCALE_PRIOR) - first * total) / determinant
+        scale = min(max(scale, 0.0), 2.0)
+        shift = (total - scale * first) / shift_info
+        return np.minimum(np.maximum(shift + scale * x, -2.5), 2.5)
 
     @property
     def table(self) -> FloatArray:

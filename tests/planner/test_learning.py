@@ -174,12 +174,7 @@ TELLS: dict[str, Tell | None] = {
         "honest",
         "overconfident",
         "constant",
-        pytest.param(
-            "random",
-            marks=pytest.mark.xfail(
-                strict=False, reason="drafts of low confidence are not tried, so that it means nothing is not found out"
-            ),
-        ),
+        "random",
     ],
 )
 def test_no_confidence_costs_more_than_a_little_of_what_is_reached_without(tell: str) -> None:

@@ -47,7 +47,7 @@ class CostDrift:
 
     def update(self, predicted_ms: float, measured_ms: float) -> None:
         """Take in one round. A measurement far off the current fit is taken as three times or a third of it."""
-        if predicted_ms <= 0.0:
+        if predicted_ms < 1e-9:
             return
         measured_ms = min(max(measured_ms, 1e-6 * predicted_ms), 1e6 * predicted_ms)
         expected = self.correct(predicted_ms)

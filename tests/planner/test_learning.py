@@ -168,15 +168,7 @@ TELLS: dict[str, Tell | None] = {
 }
 
 
-@pytest.mark.parametrize(
-    "tell",
-    [
-        "honest",
-        "overconfident",
-        "constant",
-        "random",
-    ],
-)
+@pytest.mark.parametrize("tell", TELLS)
 def test_no_confidence_costs_more_than_a_little_of_what_is_reached_without(tell: str) -> None:
     def rate(confidence: bool) -> float:
         profile = AcceptanceProfile((0.7,), spread=0.7, noise=1.0, confidence=confidence)

@@ -128,3 +128,10 @@ def test_asking_a_chain_rule_changes_no_later_plan() -> None:
             accepted = 1 + verified // 2
             planner.observe(RoundFeedback(plan, verified, accepted, confidence=confidence, request_ids=ids))
     assert decisions[0] == decisions[1]
+
+
+def test_rounds_that_cost_nothing_by_the_tables_are_passed_by() -> None:
+    drift = CostDrift()
+    for predicted in (0.0, 5e-324, 1e-300):
+        drift.update(predicted, 1.0)
+    assert (drift.slope, drift.overhead_ms) == (1.0, 0.0)

@@ -7,8 +7,8 @@ prompts, real drafts, real accept lengths and the decisions as they were made; o
 ``T(B, N, context) + d Td(N)`` from the table, plus the measured time of planning. Prompt processing is left out. On a
 shared machine this shows what the decisions are worth when the clock cannot.
 
-Prints, per dataset and requests in flight, decode tokens/s of each arm over that of ``off``, and lightspec's over that of
-the best static arm.
+Prints, per dataset and requests in flight, decode tokens/s of each arm over that of ``off``, and lightspec's over that
+of the best static arm.
 """
 
 import argparse

@@ -42,6 +42,9 @@ _GRID = (np.arange(_RESOLUTION + 1) + 0.5) / (_RESOLUTION + 1)
 _BIN_OF = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - _BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
 
 
+LEAST_SPREAD = 0.02
+"""A trial at acceptance q informs by q (1 - q), taken as q times at least this: certainty must stay corrigible."""
+
 SHIFT_PRIOR = 20.0
 """Information behind a confidence that needs no shift."""
 
@@ -57,6 +60,11 @@ def logit(probability: float) -> float:
 def confidence_bins(confidence: FloatArray) -> IntArray:
     """Bin of each confidence in [0, 1]; bins are half a unit of log-odds wide."""
     return cast(IntArray, _BIN_OF[(confidence * _RESOLUTION).astype(np.int64)])
+
+
+def sums(keys: IntArray, values: FloatArray, size: int) -> FloatArray:
+    """float[size], the sum of the values of each key."""
+    return cast(FloatArray, np.bincount(keys, weights=values, minlength=size))
 
 
 class AcceptanceModel:
@@ -115,42 +123,49 @@ class AcceptanceModel:
 
     @property
     def table(self) -> FloatArray:
-        """float[LEVELS, K, bins], conditional acceptance a; built when first read after a change."""
+        """float[LEVELS, K], acceptance by level and depth without bins; built when first read after a change."""
         if self._table is None:
-            if self.num_bins == 1:
-                log_odds = (LEVEL_OFFSETS[:, None] + self._theta_read)[:, :, None]
-            else:
-                log_odds = LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read
-            self._table = 1.0 / (1.0 + np.exp(-log_odds))
+            self._table = 1.0 / (1.0 + np.exp(-(LEVEL_OFFSETS[:, None] + self._theta_read)))
         return self._table
 
+    def of_bins(self, bins: IntArray, levels: IntArray | None) -> FloatArray:
+        """float[N, j], acceptance of the first j drafts of N requests by their int[N, j] bins and int[N] levels."""
+        log_odds = self._phi_read[bins]
+        log_odds += self._theta_read[: bins.shape[1]]
+        if levels is not None:
+            log_odds += LEVEL_OFFSETS[levels][:, None]
+        return 1.0 / (1.0 + np.exp(-log_odds))
+
     def learn(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
-        """Take in one round's trials and accepted trials.
+        """Take in one round's trials and accepted trials, without bins.
 
         Args:
-            trials: [LEVELS, K, bins], how many trials fell into each cell.
-            successes: [K, bins], how many of them were accepted, over all levels.
+            trials: [LEVELS, K], how many trials fell into each cell.
+            successes: [K], how many of them were accepted, over all levels.
 
         Returns:
             The round's total residual and information, for change detection.
         """
-        table = self.table
-        expected = trials * table
-        spread = expected * np.maximum(1.0 - table, 0.02)
-        residual = successes - np.add.reduce(expected, axis=0)
-        information = np.add.reduce(spread, axis=0)
-        by_depth, depth_info = residual[:, 0], information[:, 0]
-        if self.num_bins > 1:
-            by_depth, depth_info = np.add.reduce(residual, axis=1), np.add.reduce(information, axis=1)
-            bin_info = np.add.reduce(information, axis=0)
-            self._phi_info *= np.exp(-bin_info / self._memory)
-            _blend(self._phi, self._phi_info, self._phi_read, residual=np.add.reduce(residual), information=bin_info)
-        return self._learn_depths(by_depth, depth_info)
+        expected = trials * self.table
+        spread = expected * np.maximum(1.0 - self.table, LEAST_SPREAD)
+        return self._learn_depths(successes - np.add.reduce(expected), np.add.reduce(spread))
+
+    def learn_bins(
+        self, depths: IntArray, bins: IntArray, residual: FloatArray, information: FloatArray
+    ) -> tuple[float, float]:
+        """Take in one round's trials, given one by one: int[T] depths (from 0) and bins, float[T] residuals and
+        information. Returns their sums."""
+        bin_info = sums(bins, information, self.num_bins)
+        bin_residual = sums(bins, residual, self.num_bins)
+        self._phi_info *= np.exp(bin_info / -self._memory)
+        _blend(self._phi, self._phi_info, self._phi_read, residual=bin_residual, information=bin_info)
+        by_depth = sums(depths, residual, self.num_depths)
+        return self._learn_depths(by_depth, sums(depths, information, self.num_depths))
 
     def learn_neutral(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
         """The same for trials [K] and successes [K] of requests at the neutral level, without bins."""
         expected = trials * self._neutral
-        return self._learn_depths(successes - expected, expected * np.maximum(1.0 - self._neutral, 0.02))
+        return self._learn_depths(successes - expected, expected * np.maximum(1.0 - self._neutral, LEAST_SPREAD))
 
     def _learn_depths(self, by_depth: FloatArray, depth_info: FloatArray) -> tuple[float, float]:
         # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.

@@ -7,17 +7,21 @@ from typing import cast
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import (
+    LEAST_SPREAD,
     LEVELS,
-    NEUTRAL_LEVEL,
     AcceptanceModel,
     ChangeDetector,
     RequestOffsets,
     confidence_bins,
     logit,
+    sums,
 )
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+FUTURE_ROUNDS = 8
+"""Rounds after which the expected drafts of a small batch are looked at anew."""
 
 
 class AcceptanceEstimator:
@@ -45,6 +49,8 @@ class AcceptanceEstimator:
         )
         self._history = SurvivalHistory(max_draft_steps)
         self._detector = ChangeDetector()
+        self._future: tuple[int, int, SurvivalMass] | None = None
+        self._future_age = 0
         self._refresh()
 
     def _refresh(self) -> None:
@@ -52,12 +58,11 @@ class AcceptanceEstimator:
         self._neutral_survival = np.multiply.accumulate(self._marginal.acceptance())
         self._table_survival: FloatArray | None = None
         self._table_order = np.zeros(0, dtype=np.int64)
-        self._future: tuple[int, SurvivalMass] | None = None
 
     def _survivals(self) -> FloatArray:
         """float[LEVELS, K], survival by level and depth; built when first read after a change."""
         if self._table_survival is None:
-            self._table_survival = np.multiply.accumulate(self._marginal.table[:, :, 0], axis=1)
+            self._table_survival = np.multiply.accumulate(self._marginal.table, axis=1)
             self._table_order = np.argsort(-self._table_survival, axis=None, kind="stable")
         return self._table_survival
 
@@ -90,11 +95,22 @@ class AcceptanceEstimator:
         return self._table_mass(counts).curve(), self._survivals()[levels]
 
     def future(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
-        """The drafts of a round in which every request proposes K."""
+        """The drafts of a round in which every request proposes K.
+
+        With confidences this is the same object for some rounds, unless much of the recent drafts is new.
+        """
         if len(self._history):
-            if self._future is None or self._future[0] != num_requests:
-                self._future = (num_requests, self._history.mass(num_requests))
-            return self._future[1]
+            pushed, held = self._history.num_pushed, self._future
+            self._future_age += 1
+            if (
+                held is None
+                or held[0] != num_requests
+                or pushed - held[1] >= SurvivalHistory.WINDOW // 8
+                or self._future_age >= FUTURE_ROUNDS
+            ):
+                held = self._future = (num_requests, pushed, self._history.mass(num_requests))
+                self._future_age = 0
+            return held[2]
         if levels is None:
             count = np.full(self.max_draft_steps, float(num_requests))
             return SurvivalMass(self._neutral_survival, self._depths + 1, count, ladder=True)
@@ -102,8 +118,7 @@ class AcceptanceEstimator:
 
     def _survival(self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None) -> FloatArray:
         """float[N, K]: calibrated survivals of the waiting drafts, extrapolated by depth past what was proposed."""
-        level = NEUTRAL_LEVEL if levels is None else levels[:, None]
-        known = self._calibrated.table[level, self._depths, confidence_bins(confidence)]
+        known = self._calibrated.of_bins(confidence_bins(confidence), levels)
         acceptance = np.where(self._depths < proposed[:, None], known, self._marginal.acceptance())
         return cast(FloatArray, np.multiply.accumulate(acceptance, axis=1))
 
@@ -111,7 +126,7 @@ class AcceptanceEstimator:
         """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""
         steps = confidence.shape[1]
         levels = self._offsets.levels(self._offsets.entries(request_ids))
-        known = self._calibrated.table[levels[:, None], self._depths[:steps], confidence_bins(confidence)]
+        known = self._calibrated.of_bins(confidence_bins(confidence), levels)
         ahead = self._marginal.acceptance()[min(steps, self.max_draft_steps - 1)]
         return cast(FloatArray, known.prod(axis=1) * ahead)
 
@@ -152,9 +167,9 @@ class AcceptanceEstimator:
         levels = None if entries is None else self._offsets.levels(entries)
         accepted = _at_least(successes, self.max_draft_steps)
         if confidence is None and entries is not None and levels is not None:
-            scores = _request_scores(self._marginal.table[:, :, 0], levels, trials, successes)
-            tried = _count_at_least(trials, levels, self.max_draft_steps)[:, :, None]
-            residual, information = self._marginal.learn(tried.astype(np.float64), accepted[:, None])
+            scores = _request_scores(self._marginal.table, levels, trials, successes)
+            tried = _count_at_least(trials, levels, self.max_draft_steps).astype(np.float64)
+            residual, information = self._marginal.learn(tried, accepted)
             self._offsets.learn(entries, *scores)
         else:
             residual, information = self._marginal.learn_neutral(_at_least(trials, self.max_draft_steps), accepted)
@@ -165,13 +180,13 @@ class AcceptanceEstimator:
             self.changes += 1
             self._marginal.forget(0.25)
             self._calibrated.forget(0.25)
+            self._future = None
         self._refresh()
         return residual
 
     def look(self, confidence: FloatArray, proposed: IntArray, *, request_ids: IntArray | None) -> None:
         """Take in the confidences of a round that verified no draft: they still say what drafts are like by now."""
         self._history.push(self._survival(confidence, proposed, self.levels(request_ids))[proposed > 0])
-        self._future = None
 
     def _learn_calibrated(
         self,
@@ -181,21 +196,15 @@ class AcceptanceEstimator:
         entries: IntArray | None,
         levels: IntArray | None,
     ) -> tuple[float, float]:
-        model, num_depths = self._calibrated, self.max_draft_steps
+        requests, depths = (self._depths < trials[:, None]).nonzero()
         bins = confidence_bins(confidence)
-        tried = self._depths < trials[:, None]
-        level = NEUTRAL_LEVEL if levels is None else levels[:, None]
-        expected = np.where(tried, model.table[level, self._depths, bins], 0.0)
-        cell = self._depths * model.num_bins + bins
-        cells = num_depths * model.num_bins
-        counts = np.bincount((cell + level * cells)[tried], minlength=LEVELS * cells)
-        accepted = np.bincount(cell[self._depths < successes[:, None]], minlength=cells)
-        outcome = model.learn(
-            counts.reshape(LEVELS, num_depths, model.num_bins).astype(np.float64),
-            accepted.reshape(num_depths, model.num_bins).astype(np.float64),
-        )
+        expected = self._calibrated.of_bins(bins, levels)[requests, depths]
+        residual = (depths < successes[requests]) - expected
+        information = expected * np.maximum(1.0 - expected, LEAST_SPREAD)
+        outcome = self._calibrated.learn_bins(depths, bins[requests, depths], residual, information)
         if entries is not None:
-            self._offsets.learn(entries, successes - expected.sum(axis=1), (expected * (1.0 - expected)).sum(axis=1))
+            count = len(trials)
+            self._offsets.learn(entries, sums(requests, residual, count), sums(requests, information, count))
         return outcome
 
 

@@ -95,6 +95,7 @@ class SurvivalHistory:
     def __init__(self, max_draft_steps: int, bins: int = 20) -> None:
         self._survival = np.zeros((0, max_draft_steps))
         self._sizes: deque[int] = deque()
+        self.num_pushed = 0
         self._bins = bins
         self._depth_offset = np.arange(max_draft_steps) * bins
 
@@ -103,6 +104,7 @@ class SurvivalHistory:
         if not len(survival):
             return
         self._sizes.append(len(survival))
+        self.num_pushed += len(survival)
         total, old = len(self._survival) + len(survival), 0
         while total - old - self._sizes[0] >= self.WINDOW:
             old += self._sizes.popleft()

@@ -12,7 +12,7 @@ from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import AcceptanceEstimator
-from lightspec_lightllm.planner.gain import NO_GAIN
+from lightspec_lightllm.planner.gain import NO_GAIN, SurvivalMass
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
@@ -61,6 +61,7 @@ class LightspecPlanner:
         self._backlog = 0
         self._context = 0.0
         self._drafted_to_probe = False
+        self._searched: tuple[SurvivalMass | None, int] = (None, 0)
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 
@@ -158,8 +159,11 @@ class LightspecPlanner:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
         if self.drafter == "free":
             return self.max_draft_steps
+        mass = self._estimator.future(num_requests, levels)
+        if mass is self._searched[0]:
+            return self._searched[1]
         values = steps_values(
-            self._estimator.future(num_requests, levels),
+            mass,
             num_requests,
             self._legal,
             kind=self.drafter,
@@ -177,6 +181,7 @@ class LightspecPlanner:
         current = self._legal.index(self._steps)
         if values[best] - values[current] <= self.options.steps_margin * num_requests:
             best = current
+        self._searched = (mass, self._legal[best])
         return self._legal[best]
 
     def _maybe_probe(

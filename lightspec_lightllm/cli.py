@@ -55,7 +55,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     default = BenchOptions()
     parser.description = (
         "Runs every arm on the same prompts, alternating, and prints a table; JSON and plots go to --out. "
-        "Without arguments: a first look in about three minutes on two cores. For numbers to rely on, raise "
+        "Without arguments: a first look in about four minutes on two cores. For numbers to rely on, raise "
         "--num-prompts, --max-tokens and --repetitions."
     )
     add = parser.add_argument

@@ -18,7 +18,7 @@ class BenchOptions:
     arms: tuple[str, ...] = ("off", "fixed:3", "fixed:7", "fixed:11", "lightspec")
     num_prompts: int | None = None
     """Per run; None: as many as requests in flight, so that a run is one full batch, and at least 2."""
-    max_tokens: int = 32
+    max_tokens: int = 24
     repetitions: int = 1
     seed: int = 0
     temperature: float = 0.0

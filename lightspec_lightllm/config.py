@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +19,11 @@ from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
+
+T = TypeVar("T")
+
+STRATEGIES = ("lightspec", "mean-ema", "dspark", "off")
+"""Strategies without an argument; ``fixed:K`` has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class PlannerConfig:
     """How rounds are planned.
 
     Attributes:
-        strategy: ``lightspec`` (dynamic), ``fixed:K`` (K draft steps, all verified, every round) or ``off``.
+        strategy: ``lightspec`` (dynamic), ``fixed:K`` (K draft steps, all verified, every round) or ``off``; to compare
+            with, ``mean-ema`` (the published recipe of running means) and ``dspark`` (capacity from confidence).
         max_draft_steps: K, the most drafts per request and round, 1 to 15.
         options: parameters of the ``lightspec`` strategy.
     """
@@ -86,12 +92,13 @@ class Config:
 
 
 def check_strategy(strategy: str, max_draft_steps: int, *, key: str) -> None:
-    """Raises ConfigError, naming ``key``, unless it is ``lightspec``, ``off`` or ``fixed:K`` with a K in range."""
-    if strategy in ("lightspec", "off"):
+    """Raises ConfigError, naming ``key``, unless it is one of `STRATEGIES` or ``fixed:K`` with a K in range."""
+    if strategy in STRATEGIES:
         return
     match = re.fullmatch(r"fixed:(-?\d+)", strategy)
     if match is None:
-        raise ConfigError(f"{key}: expected lightspec, off or fixed:K (such as fixed:3), got {strategy!r}")
+        names = ", ".join(STRATEGIES)
+        raise ConfigError(f"{key}: expected {names} or fixed:K (such as fixed:3), got {strategy!r}")
     if not 1 <= int(match[1]) <= max_draft_steps:
         raise ConfigError(f"{key}: the steps of {strategy!r} must be 1 to {max_draft_steps}; off runs without drafts")
 
@@ -102,39 +109,55 @@ def load_config(path: Path) -> Config:
     Raises ConfigError for a file that cannot be read and, naming the dotted key, for an unknown or repeated key, a
     value of the wrong type and a value out of range.
     """
+    return load_yaml(path, Config, name="config")
+
+
+def load_yaml(path: Path, owner: type[T], *, name: str) -> T:
+    """A YAML file as a dataclass, read as strictly as `load_config` reads the configuration.
+
+    Args:
+        owner: a dataclass, whose fields may be dataclasses, tuples of them or mappings from names to them.
+        name: what an error calls the file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} cannot be read: {error}") from None
+        raise ConfigError(f"{name} {path} cannot be read: {error}") from None
     try:
         content = yaml.load(text, Loader=StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
     except yaml.YAMLError as error:
-        raise ConfigError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{name} {path} is not YAML: {' '.join(str(error).split())}") from None
     try:
-        return parse_config({} if content is None else content)
+        return parse_mapping({} if content is None else content, owner)
     except ConfigError as error:
-        raise ConfigError(f"config {path}: {error}") from None
+        raise ConfigError(f"{name} {path}: {error}") from None
 
 
 def parse_config(content: Any) -> Config:
     """A nested mapping of plain values as a Config. Raises ConfigError as `load_config` does."""
+    return parse_mapping(content, Config)
+
+
+def parse_mapping(content: Any, owner: type[T]) -> T:
+    """A nested mapping of plain values as a dataclass. Raises ConfigError as `load_config` does."""
     if not isinstance(content, dict):
-        raise ConfigError(f"expected a mapping of {', '.join(_fields(Config))}, got {type(content).__name__}")
-    _check_keys(content, Config, prefix="")
+        raise ConfigError(f"expected a mapping of {', '.join(_fields(owner))}, got {type(content).__name__}")
+    _check_keys(content, owner, prefix="", root=owner)
     try:
         # JSON mode is pydantic's strict mode that still takes a mapping for a dataclass and a list for a tuple.
-        return TypeAdapter(Config).validate_json(json.dumps(content, default=str), strict=True)
+        return TypeAdapter(owner).validate_json(json.dumps(content, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, set(_words(content)))) from None
 
 
 def known_keys(owner: Any = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key that holds a value."""
+    """Every dotted key that holds a value; ``*`` stands for any name or position."""
     for name, kind in _fields(owner).items():
-        if dataclasses.is_dataclass(kind):
-            yield from known_keys(kind, f"{prefix}{name}.")
-        else:
+        section, many = _section(kind)
+        if section is None:
             yield prefix + name
+        else:
+            yield from known_keys(section, f"{prefix}{name}.*." if many else f"{prefix}{name}.")
 
 
 def _fields(owner: Any) -> dict[str, Any]:
@@ -142,42 +165,63 @@ def _fields(owner: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(owner)}
 
 
-def _check_keys(content: dict[Any, Any], owner: type, prefix: str) -> None:
+def _section(kind: Any) -> tuple[Any, bool]:
+    """The dataclass that a field holds, or None, and whether it may hold many."""
+    if dataclasses.is_dataclass(kind):
+        return kind, False
+    many = get_origin(kind) in (dict, tuple)
+    return next((held for held in get_args(kind) if dataclasses.is_dataclass(held)), None), many
+
+
+def _check_keys(content: dict[Any, Any], owner: Any, prefix: str, root: type) -> None:
     fields = _fields(owner)
     for key, value in content.items():
         if key not in fields:
-            raise ConfigError(f"{prefix}{key} is not a known key; {_suggestion(str(key), prefix, list(fields))}")
-        if dataclasses.is_dataclass(fields[key]):
-            if not isinstance(value, dict):
-                raise ConfigError(
-                    f"{prefix}{key}: expected a mapping of {', '.join(_fields(fields[key]))}, got {_shown(value)}"
-                )
-            _check_keys(value, fields[key], f"{prefix}{key}.")
+            raise ConfigError(f"{prefix}{key} is not a known key; {_suggestion(str(key), prefix, list(fields), root)}")
+        section, many = _section(fields[key])
+        if section is None or (value is None and not many):
+            continue
+        held: list[tuple[Any, Any]] = [(None, value)]
+        if many:
+            held = list(value.items()) if isinstance(value, dict) else []
+            held = list(enumerate(value)) if isinstance(value, list) else held
+        for name, part in held:
+            dotted = f"{prefix}{key}" if name is None else f"{prefix}{key}.{name}"
+            if not isinstance(part, dict):
+                raise ConfigError(f"{dotted}: expected a mapping of {', '.join(_fields(section))}, got {_shown(part)}")
+            _check_keys(part, section, f"{dotted}.", root)
 
 
-def _suggestion(key: str, prefix: str, siblings: list[str]) -> str:
+def _suggestion(key: str, prefix: str, siblings: list[str], root: type) -> str:
     """The nearest known key: of this section first, then the same word in another section."""
     if near := difflib.get_close_matches(key, siblings, n=1):
         return f"did you mean {prefix}{near[0]}?"
-    by_word = {dotted.rpartition(".")[2]: dotted for dotted in known_keys()}
+    by_word = {dotted.rpartition(".")[2]: dotted for dotted in known_keys(root)}
     if near := difflib.get_close_matches(key, by_word, n=1):
         return f"did you mean {by_word[near[0]]}?"
     return f"{prefix[:-1] or 'the file'} has {', '.join(siblings)}"
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, words: set[str]) -> str:
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):  # raised by the dataclass of a section
         section = "".join(f"{part}." for part in first["loc"])
         return str(cause) if str(cause).startswith(section) else f"{section}{cause}"
-    dotted = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in _all_words())
+    if first["type"] == "missing":
+        return f"{'.'.join(str(part) for part in first['loc'])}: expected a value, the key is missing"
+    dotted = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in words)
     expected = first["msg"][0].lower() + first["msg"][1:]
     return f"{dotted}: {expected.replace('input', 'it')}, got {_shown(first['input'])}"
 
 
-def _all_words() -> set[str]:
-    return {word for dotted in known_keys() for word in dotted.split(".")}
+def _words(content: Any) -> Iterator[str]:
+    """Every key of a nested mapping: what is not one in an error's location is pydantic's name of a type."""
+    if isinstance(content, dict):
+        yield from map(str, content)
+        content = list(content.values())
+    for part in content if isinstance(content, list) else ():
+        yield from _words(part)
 
 
 def _shown(value: Any) -> str:

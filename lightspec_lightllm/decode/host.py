@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from lightspec_lightllm.planner import BatchView
+from lightspec_lightllm.planner import BatchView, Plan
 
 IntArray = npt.NDArray[np.int64]
 
@@ -20,10 +20,12 @@ class Verdict:
     Attributes:
         accepted: int[N], accept lengths, the target's own token included.
         tokens: int[N, 1 + K], the tokens to commit; those past ``accepted`` mean nothing.
+        confidence: float[N, K] of the drafts that were waiting, from a host that did not know it when it scheduled.
     """
 
     accepted: IntArray
     tokens: IntArray
+    confidence: npt.NDArray[np.float64] | None = None
 
 
 class StepRule(Protocol):
@@ -70,3 +72,12 @@ class Host(Protocol):
 
     def check_slots(self) -> None:
         """Raise SlotError unless every slot is free or owned by exactly one live request."""
+
+
+@runtime_checkable
+class RankingHost(Protocol):
+    """A host that learns how likely its drafts are only once the round is planned, as an asynchronous GPU does: the
+    plan says how many rows there are, the host in which order they are taken."""
+
+    def rank(self, plan: Plan) -> npt.NDArray[np.float64] | None:
+        """float[N, K], in the place of the plan's survival (see `select_rows`)."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightspec_lightllm.decode.counters import DecodeCounters
 from lightspec_lightllm.decode.guard import GuardedPlanner
-from lightspec_lightllm.decode.host import Host, IntArray, Verdict
+from lightspec_lightllm.decode.host import Host, IntArray, RankingHost, Verdict
 from lightspec_lightllm.decode.select import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback
 
@@ -55,6 +55,7 @@ class Round:
 
     def __init__(self, host: Host, planner: Planner) -> None:
         self.host = host
+        self._ranking = host if isinstance(host, RankingHost) else None
         self.counters = DecodeCounters(planner.max_draft_steps)
         self.planner = GuardedPlanner(planner, self.counters)
 
@@ -70,7 +71,8 @@ class Round:
         if view.num_requests == 0:
             return None
         plan = self.planner.plan(view)
-        verified = select_rows(view.proposed, plan.verify_rows, plan.survival)
+        survival = self._ranking.rank(plan) if self._ranking else plan.survival
+        verified = select_rows(view.proposed, plan.verify_rows, survival)
         times.append(host.now())
         verdict = host.verify(verified)
         times.append(host.now())
@@ -107,7 +109,7 @@ def _record(  # noqa: PLR0917 - the round's parts in their order
         committed=committed,
         draft_steps=draft_steps,
         seconds={stage: end - start for stage, start, end in zip(stages, times, times[1:], strict=False)},
-        confidence=view.confidence,
+        confidence=verdict.confidence if view.confidence is None else view.confidence,
     )
 
 
@@ -116,7 +118,7 @@ def _feedback(view: BatchView, record: RoundRecord) -> RoundFeedback:
         record.plan,
         record.verified,
         record.accepted,
-        confidence=view.confidence,
+        confidence=record.confidence,
         measured_ms=record.round_ms if record.round_ms > 0 else None,
         request_ids=view.request_ids,
     )

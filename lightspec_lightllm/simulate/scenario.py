@@ -1,0 +1,302 @@
+"""A simulated workload, as a scenario file under ``configs/scenarios`` describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightspec_lightllm.config import load_yaml
+from lightspec_lightllm.errors import ConfigError, CostTableError
+from lightspec_lightllm.planner import MAX_DRAFT_STEPS, CostModel, DrafterKind
+
+Confidence = Literal["live", "late", "none"]
+"""When the host knows the drafter's confidence: before it plans, only after it planned, or never."""
+
+Quality = Literal["informed", "random", "constant"]
+
+MAX_REQUESTS = 4096
+MAX_SPREAD = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What proposes tokens.
+
+    Attributes:
+        kind: ``serial``, ``serial_no_kv``, ``chained``, ``block`` or ``free``, see `planner.DrafterKind`.
+        max_draft_steps: K, 1 to 15.
+        confidence: ``live`` (known before a round is planned), ``late`` (known to the host that selects rows, told to
+            the planner afterwards, as an asynchronous GPU host does it) or ``none``.
+        quality: what the confidence is made of: ``informed`` by the true acceptance, ``random`` (uniform, of no
+            meaning) or ``constant`` (0.5 for every draft).
+        noise: standard deviation, in log-odds, of an informed confidence around what is true.
+        bias: log-odds added to an informed confidence; above 0 the drafter is over-confident.
+        max_backlog: committed tokens per request that a drafter which did not draft must catch up on at most.
+    """
+
+    kind: DrafterKind = "serial"
+    max_draft_steps: int = 7
+    confidence: Confidence = "live"
+    quality: Quality = "informed"
+    noise: float = 0.0
+    bias: float = 0.0
+    max_backlog: int = 32
+
+    def __post_init__(self) -> None:
+        _expect(1 <= self.max_draft_steps <= MAX_DRAFT_STEPS, "max_draft_steps", f"1 to {MAX_DRAFT_STEPS}", self)
+        _expect(0 <= self.noise <= MAX_SPREAD, "noise", f"0 to {MAX_SPREAD:g}", self)
+        _expect(abs(self.bias) <= MAX_SPREAD, "bias", f"-{MAX_SPREAD:g} to {MAX_SPREAD:g}", self)
+        _expect(self.max_backlog >= 0, "max_backlog", "at least 0", self)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Who asks, and for how long.
+
+    Attributes:
+        count: N requests at a time, or ``[low, high]`` between which it wanders by at most 2 per round.
+        prompt_tokens: context that a request comes with, drawn from ``[low, high]``; it grows with the answer.
+        answer_tokens: length of an answer, drawn from ``[low, high]``; none: answers never end.
+        arrivals: share of rounds, 0 to 1, in which a new request takes the place of the longest-running one.
+        pauses: probability, per request and round, that a request is set aside; it loses its drafts.
+        pause_rounds: how long it is.
+    """
+
+    count: int | tuple[int, int] = 16
+    prompt_tokens: tuple[int, int] = (512, 512)
+    answer_tokens: tuple[int, int] | None = None
+    arrivals: float = 0.0
+    pauses: float = 0.0
+    pause_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        low, high = self.count if isinstance(self.count, tuple) else (self.count, self.count)
+        _expect(1 <= low <= high <= MAX_REQUESTS, "count", f"1 to {MAX_REQUESTS}, or [low, high] in it", self)
+        for name, least in (("prompt_tokens", 0), ("answer_tokens", 1)):
+            bounds = getattr(self, name)
+            _expect(bounds is None or least <= bounds[0] <= bounds[1], name, f"[low, high] of at least {least}", self)
+        _expect(0 <= self.arrivals <= 1, "arrivals", "a share from 0 to 1", self)
+        _expect(0 <= self.pauses < 1, "pauses", "a probability from 0, below 1", self)
+        _expect(self.pause_rounds >= 1, "pause_rounds", "at least 1", self)
+
+    @property
+    def most(self) -> int:
+        """The largest N."""
+        return self.count[1] if isinstance(self.count, tuple) else self.count
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """Requests of one kind. The log-odds of draft j of a request, given that drafts 1..j-1 were right, are
+    ``level_j + spread * z_request + noise * z_token`` with standard normal z.
+
+    Attributes:
+        acceptance: conditional acceptance per depth, averaged over requests and tokens, in (0, 1); the last one holds
+            for all deeper drafts.
+        spread: standard deviation of requests, in log-odds.
+        noise: standard deviation of tokens, in log-odds.
+    """
+
+    acceptance: tuple[float, ...]
+    spread: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        good = bool(self.acceptance) and all(0.0 < a < 1.0 for a in self.acceptance)
+        _expect(good, "acceptance", "one or more probabilities between 0 and 1", self)
+        _expect(0 <= self.spread <= MAX_SPREAD, "spread", f"0 to {MAX_SPREAD:g}", self)
+        _expect(0 <= self.noise <= MAX_SPREAD, "noise", f"0 to {MAX_SPREAD:g}", self)
+
+    def at(self, depth: int) -> float:
+        """Acceptance of the draft at a depth, from 0."""
+        return self.acceptance[min(depth, len(self.acceptance) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of rounds of one workload.
+
+    Attributes:
+        rounds: how many.
+        mix: share of each class of requests; they need not sum to 1. Every request changes with the segment, those
+            that run too.
+        cost_factor: what every round's time is multiplied by; the planner's table does not know.
+        count: as `Requests.count`, for this segment alone.
+    """
+
+    rounds: int
+    mix: dict[str, float]
+    cost_factor: float = 1.0
+    count: int | tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        _expect(self.rounds >= 1, "rounds", "at least 1", self)
+        good = bool(self.mix) and all(share >= 0 for share in self.mix.values()) and sum(self.mix.values()) > 0
+        _expect(good, "mix", "shares of at least 0, one of them above", self)
+        _expect(0.01 <= self.cost_factor <= 100, "cost_factor", "0.01 to 100", self)
+
+
+@dataclass(frozen=True, slots=True)
+class CostTables:
+    """What rounds truly cost; see `CostModel.from_tables`.
+
+    Attributes:
+        target: ``{rows: ms}`` or ``{context: {rows: ms}}`` of one target forward.
+        draft: the same of one drafter forward; empty: drafting is free.
+        interpolate: linear between the sizes of the tables, else the next larger size is what is paid.
+        overhead_ms: time of a round outside its forwards.
+        request_ms: target time per request.
+        request_token_ms: target time per request and token of context.
+        max_rows: the largest batch that the target may run.
+    """
+
+    target: dict[int, float | dict[int, float]]
+    draft: dict[int, float | dict[int, float]] = field(default_factory=dict)
+    interpolate: bool = False
+    overhead_ms: float = 0.0
+    request_ms: float = 0.0
+    request_token_ms: float = 0.0
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.model()
+        except CostTableError as error:
+            raise ConfigError(str(error)) from None
+
+    def model(self, factor: float = 1.0) -> CostModel:
+        """The tables, ``factor`` times as slow."""
+        return CostModel.from_tables(
+            _scaled(self.target, factor),
+            _scaled(self.draft, factor),
+            interpolate=self.interpolate,
+            overhead_ms=factor * self.overhead_ms,
+            request_ms=factor * self.request_ms,
+            request_token_ms=factor * self.request_token_ms,
+            max_rows=self.max_rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a simulated workload is made of.
+
+    Attributes:
+        name: what tables and files call it.
+        classes: the classes of requests that segments mix.
+        segments: one after the other.
+        drafter: what proposes tokens.
+        requests: who asks.
+        correlation: of the acceptance of one token with the next one's (AR(1)), 0 to 0.99.
+        costs: what rounds cost; or else
+        costs_file: a YAML file with the keys of ``costs``, relative to the scenario's.
+        cost_noise: relative standard deviation of a round's time.
+        seed: of everything that is drawn; runs add their own number.
+    """
+
+    name: str
+    classes: dict[str, RequestClass]
+    segments: tuple[Segment, ...]
+    drafter: Drafter = field(default_factory=Drafter)
+    requests: Requests = field(default_factory=Requests)
+    correlation: float = 0.0
+    costs: CostTables | None = None
+    costs_file: str | None = None
+    cost_noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _expect(bool(self.name.strip()), "name", "a name", self)
+        _expect(bool(self.segments), "segments", "at least one segment", self)
+        for number, segment in enumerate(self.segments):
+            for name in segment.mix:
+                if name not in self.classes:
+                    raise ConfigError(
+                        f"segments.{number}.mix: expected names of classes ({', '.join(self.classes)}), got {name!r}"
+                    )
+            if segment.count is not None:
+                dataclasses.replace(self.requests, count=segment.count)  # checks it
+        _expect(0 <= self.correlation <= 0.99, "correlation", "0 to 0.99", self)
+        _expect(0 <= self.cost_noise <= 1, "cost_noise", "0 to 1", self)
+        _expect(self.seed >= 0, "seed", "at least 0", self)
+        if (self.costs is None) == (self.costs_file is None):
+            raise ConfigError("costs: expected either costs or costs_file, and not both")
+
+    @property
+    def tables(self) -> CostTables:
+        """The costs, once they were read."""
+        if self.costs is None:
+            raise ConfigError(f"costs_file: {self.costs_file} was not read; use load_scenario")
+        return self.costs
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of all segments."""
+        return sum(segment.rounds for segment in self.segments)
+
+    def requests_in(self, segment: int) -> Requests:
+        """The requests of one segment."""
+        count = self.segments[segment].count
+        return self.requests if count is None else dataclasses.replace(self.requests, count=count)
+
+    def only(self, segment: int, rounds: int) -> Scenario:
+        """One segment alone, for a number of rounds."""
+        return dataclasses.replace(self, segments=(dataclasses.replace(self.segments[segment], rounds=rounds),))
+
+    def varied(
+        self,
+        *,
+        count: int | None = None,
+        max_draft_steps: int | None = None,
+        kind: DrafterKind | None = None,
+        confidence: Confidence | None = None,
+        rounds: int | None = None,
+        seed: int | None = None,
+    ) -> Scenario:
+        """The scenario with some of its numbers changed; ``count`` and ``rounds`` in every segment."""
+        new = self
+        drafter = {"kind": kind, "max_draft_steps": max_draft_steps, "confidence": confidence}
+        given = {key: value for key, value in drafter.items() if value is not None}
+        new = dataclasses.replace(new, drafter=_replaced(new.drafter, given))
+        if count is not None:
+            new = dataclasses.replace(
+                new,
+                requests=dataclasses.replace(new.requests, count=count),
+                segments=tuple(dataclasses.replace(segment, count=None) for segment in new.segments),
+            )
+        if rounds is not None:
+            new = dataclasses.replace(
+                new, segments=tuple(dataclasses.replace(segment, rounds=rounds) for segment in new.segments)
+            )
+        return new if seed is None else dataclasses.replace(new, seed=seed)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Reads a scenario file and the file of costs that it names.
+
+    Raises:
+        ConfigError: a file cannot be read, or a key or value is wrong; the message names it.
+    """
+    scenario = load_yaml(path, Scenario, name="scenario")
+    if scenario.costs_file is None:
+        return scenario
+    costs = load_yaml(path.parent / scenario.costs_file, CostTables, name="costs")
+    return dataclasses.replace(scenario, costs=costs, costs_file=None)
+
+
+def _expect(good: bool, name: str, expected: str, owner: Any) -> None:
+    if not good:
+        raise ConfigError(f"{name}: expected {expected}, got {getattr(owner, name)!r}")
+
+
+def _replaced(owner: Drafter, given: dict[str, Any]) -> Drafter:
+    for name, kinds in (("kind", DrafterKind), ("confidence", Confidence)):
+        if name in given and given[name] not in get_args(kinds):
+            raise ConfigError(f"{name}: expected one of {', '.join(get_args(kinds))}, got {given[name]!r}")
+    return dataclasses.replace(owner, **given)
+
+
+def _scaled(table: Any, factor: float) -> Any:
+    return {size: _scaled(ms, factor) if isinstance(ms, dict) else factor * ms for size, ms in table.items()}

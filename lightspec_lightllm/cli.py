@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from lightspec_lightllm import __version__
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.config import Config, check_strategy, load_config
+from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_config
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
 
@@ -62,7 +62,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--dataset", action="extend", nargs="+", metavar="NAME", help="humaneval, gsm8k, sharegpt (default: all three)")
     add("--dataset-path", type=Path, metavar="FILE", help="the set's public file instead of the fetched one")
     add("--concurrency", type=int, nargs="+", default=default.concurrency, metavar="N", help="requests in flight")
-    add("--arms", nargs="+", default=default.arms, metavar="ARM", help="off, fixed:K, lightspec")
+    add("--arms", nargs="+", default=default.arms, metavar="ARM", help=f"fixed:K, {', '.join(STRATEGIES)}")
     add(
         "--num-prompts",
         type=int,
@@ -81,7 +81,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", metavar="PROMPT", help="the user's message")
     add("--compare", action="store_true", help="answer again with speculation off; show both times")
-    add("--strategy", help="lightspec, fixed:K or off")
+    add("--strategy", help=f"fixed:K, {', '.join(STRATEGIES)}")
     add("--max-tokens", type=int, metavar="N", help="tokens of the answer at most")
     add("--temperature", type=float, help="0: greedy")
     add("--top-k", type=int, metavar="N", help="sample among the N likeliest tokens; 0: all")

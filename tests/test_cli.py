@@ -42,7 +42,10 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("bench --concurrency 1 two", "argument --concurrency: invalid int value: 'two'"),
         ("bench --arms fixed:0", "--arms: the steps of 'fixed:0' must be 1 to 15"),
         ("bench --arms fixed:16", "--arms: the steps of 'fixed:16' must be 1 to 15"),
-        ("bench --arms off dynamic", "--arms: expected lightspec, off or fixed:K (such as fixed:3), got 'dynamic'"),
+        (
+            "bench --arms off dynamic",
+            "--arms: expected lightspec, mean-ema, dspark, off or fixed:K (such as fixed:3), got 'dynamic'",
+        ),
         ("bench --max-draft-steps 0", "planner.max_draft_steps: expected 1 to 15, got 0"),
         ("bench --max-draft-steps 16", "planner.max_draft_steps: expected 1 to 15, got 16"),
         ("bench --max-draft-steps 7", "--arms: the steps of 'fixed:11' must be 1 to 7"),

@@ -110,7 +110,10 @@ def test_each_key_moves_its_field_and_nothing_else(key: str) -> None:
         ({"planner": {"max_draft_steps": 0}}, "planner.max_draft_steps: expected 1 to 15, got 0"),
         ({"planner": {"max_draft_steps": 16}}, "planner.max_draft_steps: expected 1 to 15, got 16"),
         ({"planner": {"strategy": "fixed:0"}}, "the steps of 'fixed:0' must be 1 to 15"),
-        ({"planner": {"strategy": "dynamic"}}, "planner.strategy: expected lightspec, off or fixed:K"),
+        (
+            {"planner": {"strategy": "dynamic"}},
+            "planner.strategy: expected lightspec, mean-ema, dspark, off or fixed:K",
+        ),
         ({"planner": {"strategy": "fixed:8", "max_draft_steps": 7}}, "'fixed:8' must be 1 to 7"),
         ({"drafter": {"name": "eagle"}}, "drafter.name: expected one of ngram, head, hybrid, got 'eagle'"),
         ([1], "expected a mapping of model, engine, drafter, planner, sampling, got list"),

@@ -9,7 +9,9 @@ import numpy as np
 
 from lightspec_lightllm.errors import ConfigError, PlanError
 from lightspec_lightllm.planner.costs import CostModel
+from lightspec_lightllm.planner.dspark import DsparkPlanner
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
+from lightspec_lightllm.planner.mean_ema import MeanEmaPlanner
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
 from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, PlannerCounters, RoundFeedback
 
@@ -95,8 +97,22 @@ def _off(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: 
     return FixedPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter, steps=0)
 
 
+def _mean_ema(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
+    if options:
+        raise ConfigError(f"strategy 'mean-ema': expected no options, got {sorted(options)}")
+    return MeanEmaPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter)
+
+
+def _dspark(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
+    if options:
+        raise ConfigError(f"strategy 'dspark': expected no options, got {sorted(options)}")
+    return DsparkPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter)
+
+
 _STRATEGIES: dict[str, Callable[[CostModel, int, DrafterKind, dict[str, Any]], Planner]] = {
     "lightspec": _lightspec,
+    "mean-ema": _mean_ema,
+    "dspark": _dspark,
     "fixed": _fixed,
     "off": _off,
 }
@@ -108,7 +124,8 @@ def make_planner(
     """Make a planner.
 
     Args:
-        strategy: ``lightspec``, ``fixed`` (option ``steps``, or written ``fixed:3``) or ``off``.
+        strategy: ``lightspec``, ``fixed`` (option ``steps``, or written ``fixed:3``) or ``off``; and, to compare with,
+            ``mean-ema`` and ``dspark``.
         costs: what rounds cost.
         max_draft_steps: K, 1..15.
         drafter: how the drafter's time grows, see `costs.draft_terms`.

@@ -95,6 +95,11 @@ class World:
         """int[N], tokens in the KV cache."""
         return np.asarray(self._prompt[self.slots] + self.position[self.slots])
 
+    @property
+    def left(self) -> IntArray:
+        """int[N], tokens until the answer ends."""
+        return np.asarray(self._length[self.slots] - self.position[self.slots])
+
     # --- the batch ----------------------------------------------------------------------------------------------------
 
     def open_round(self) -> None:
@@ -150,7 +155,7 @@ class World:
 
     def commit(self, accepted: IntArray) -> IntArray:
         """Append tokens, int[N]; returns those kept, which are fewer where an answer ends."""
-        kept: IntArray = np.minimum(accepted, self._length[self.slots] - self.position[self.slots])
+        kept: IntArray = np.minimum(accepted, self.left)
         self.position[self.slots] += kept
         return kept
 
@@ -185,8 +190,7 @@ class World:
 
     def expected_tokens(self, verified: IntArray) -> float:
         """Tokens that verifying so many drafts of each request can be expected to keep."""
-        left = self._length[self.slots] - self.position[self.slots]
-        counted = np.arange(self.depths) < np.minimum(verified, left - 1)[:, None]
+        counted = np.arange(self.depths) < np.minimum(verified, self.left - 1)[:, None]
         return len(self.slots) + float(np.cumprod(self.drafts.truth, axis=1)[counted].sum())
 
 

@@ -1,0 +1,231 @@
+"""Planners that read what is hidden from real ones: how far a real planner is from them is how far it could still go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightspec_lightllm.decode import select_rows
+from lightspec_lightllm.planner import BatchView, Plan, PlannerCounters, RoundFeedback
+from lightspec_lightllm.planner.costs import CostModel, draft_terms
+from lightspec_lightllm.planner.steps import legal_steps
+from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.simulate.host import ScenarioHost
+
+REWARM_ROUNDS = 128
+"""Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
+
+HISTORY_REQUESTS = 192
+"""Request rounds, at least, whose drafts stand for those of the next round."""
+
+REFRESH_ROUNDS = 4
+"""Rounds for which the value of each number of steps is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a fixed server is set to.
+
+    Attributes:
+        steps: d, drafts per request and round.
+        budget: drafts verified per request that has any, on average.
+    """
+
+    steps: int
+    budget: float
+
+
+class Oracle:
+    """What planners of hidden state share."""
+
+    def __init__(self, host: ScenarioHost) -> None:
+        self.host = host
+        self.max_draft_steps = host.max_draft_steps
+        self.counters = PlannerCounters()
+
+    def observe(self, feedback: RoundFeedback) -> None:  # noqa: ARG002 - there is nothing to learn
+        """Count the round."""
+        self.counters.observed += 1
+
+    def _capped(self, rows: int, num_requests: int) -> int:
+        most = self.host.true_costs.max_rows
+        return rows if most is None else max(num_requests, min(rows, most))
+
+
+class StaticPlanner(Oracle):
+    """The same steps and the same budget per request in all rounds of a segment.
+
+    Args:
+        settings: of each segment.
+        ranked: rows are taken by the live confidence, else breadth-first as a fixed server takes them.
+    """
+
+    def __init__(self, host: ScenarioHost, settings: Sequence[Setting], *, ranked: bool = False) -> None:
+        super().__init__(host)
+        self._settings = settings
+        self._ranked = ranked
+
+    def plan(self, view: BatchView) -> Plan:
+        """See `planner.Planner`."""
+        setting = self._settings[self.host.world.segment]
+        proposed = np.asarray(view.proposed)
+        waiting = int(np.minimum(proposed, setting.steps).sum())
+        extra = min(waiting, int(setting.budget * np.count_nonzero(proposed) + 1e-9))
+        survival = np.cumprod(self.host.world.drafts.told, axis=1) if self._ranked else None
+        rows = self._capped(view.num_requests + extra, view.num_requests)
+        return Plan(rows, setting.steps, view.num_requests, survival=survival, proposed=proposed)
+
+
+@dataclass(slots=True)
+class _Population:
+    """Survivals of the last rounds' requests, all K of them whether drafted or not."""
+
+    rounds: deque[FloatArray] = field(default_factory=deque)
+    size: int = 0
+
+    def push(self, survival: FloatArray) -> None:
+        self.rounds.append(survival)
+        self.size += len(survival)
+        while self.size - len(self.rounds[0]) >= HISTORY_REQUESTS:
+            self.size -= len(self.rounds.popleft())
+
+
+class OptimumPlanner(Oracle):
+    """Knows the true acceptance of every waiting draft and the true costs, and scans all d and all budgets.
+
+    Of this round it takes the d and the B that maximise
+    ``gain(B - N) - lambda (T(B) + fills(d) Td(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
+    best budget for the next round, whose drafts are taken to be like those of the last rounds.
+
+    Args:
+        prices: lambda of each segment, tokens per millisecond: the rate that this planner itself reaches there.
+    """
+
+    def __init__(self, host: ScenarioHost, prices: Sequence[float]) -> None:
+        super().__init__(host)
+        self._prices = prices
+        self._legal = legal_steps(host.scenario.drafter.kind, self.max_draft_steps)
+        self._history = _Population()
+        self._values: FloatArray | None = None
+        self._valued = (-1, 0, 0)
+
+    def plan(self, view: BatchView) -> Plan:
+        """See `planner.Planner`."""
+        host, num_requests = self.host, view.num_requests
+        segment, price = host.world.segment, self._prices[host.world.segment]
+        costs, context = host.true_costs, float(np.mean(view.context_tokens))
+        survival = self._survival()
+        if segment != self._valued[1]:
+            self._history, self._valued = _Population(), (-1, segment, 0)
+        self._history.push(survival)
+        values = self._steps_values(num_requests, costs, context, price)
+
+        proposed = np.asarray(view.proposed)
+        waiting = survival[np.arange(self.max_draft_steps) < proposed[:, None]]
+        gain = np.concatenate(([0.0], np.cumsum(np.sort(waiting)[::-1])))
+        rows = np.arange(num_requests, self._capped(num_requests + len(waiting), num_requests) + 1)
+        target, draft = costs.lines(int(rows[-1]), context)
+        best = (-np.inf, 0, 0)
+        for steps, value in zip(self._legal, values.tolist(), strict=True):
+            fills = draft_terms(host.scenario.drafter.kind, steps)[1]
+            now = gain[: len(rows)] - price * (target[rows] + fills * draft[rows])
+            at = int(now.argmax())
+            if now[at] + value > best[0] + 1e-9:
+                best = (float(now[at] + value), int(rows[at]), steps)
+        return Plan(best[1], best[2], num_requests, survival=survival, proposed=proposed)
+
+    def _survival(self) -> FloatArray:
+        return self.host.world.drafts.survival
+
+    def _steps_values(self, num_requests: int, costs: CostModel, context: float, price: float) -> FloatArray:
+        """float[D]: V(d), less the price of the passes of the drafter that d alone decides on."""
+        age, segment, requests = self._valued
+        if self._values is not None and 0 <= age < REFRESH_ROUNDS and requests == num_requests:
+            self._valued = (age + 1, segment, requests)
+            return self._values
+        kind, block, backlog = self.host.scenario.drafter.kind, self.max_draft_steps, self.host.backlog
+        population = np.concatenate(self._history.rounds)
+        order = np.argsort(-population, axis=None, kind="stable")
+        depth, sorted_survival = order % self.max_draft_steps, population.ravel()[order]
+        scale = num_requests / len(population)
+        chain_rows = num_requests * block if kind == "block" else num_requests
+        longest = max(num_requests * (1 + self.max_draft_steps), chain_rows, num_requests + backlog)
+        target, draft = costs.lines(longest, context)
+        out = []
+        for steps in self._legal:
+            chained, fills = draft_terms(kind, steps)
+            knots = scale * np.concatenate(([0.0], np.cumsum(np.ones(len(population) * steps))))
+            heights = scale * np.concatenate(([0.0], np.cumsum(sorted_survival[depth < steps])))
+            rows = np.arange(num_requests, self._capped(num_requests * (1 + steps), num_requests) + 1)
+            gain = np.interp(rows - num_requests, knots, heights)
+            value = float((gain - price * (target[rows] + fills * draft[rows])).max())
+            value -= price * chained * float(draft[chain_rows])
+            if steps and fills:
+                value -= price * float(draft[num_requests + backlog] - draft[num_requests]) / REWARM_ROUNDS
+            elif not steps and kind in ("serial", "chained", "block"):
+                value -= price * float(draft[2 * num_requests] - draft[num_requests])
+            out.append(value)
+        self._values, self._valued = np.array(out), (1, segment, num_requests)
+        return self._values
+
+
+class ClairvoyantPlanner(Oracle):
+    """Knows which drafts are right, now and in the next round: every row it verifies is accepted.
+
+    Args:
+        prices: lambda of each segment, tokens per millisecond.
+    """
+
+    def __init__(self, host: ScenarioHost, prices: Sequence[float]) -> None:
+        super().__init__(host)
+        self._prices = prices
+        self._legal = legal_steps(host.scenario.drafter.kind, self.max_draft_steps)
+
+    def plan(self, view: BatchView) -> Plan:
+        """See `planner.Planner`."""
+        host, world, num_requests = self.host, self.host.world, view.num_requests
+        price, kind = self._prices[world.segment], host.scenario.drafter.kind
+        costs, context = host.true_costs, float(np.mean(view.context_tokens))
+        proposed = np.asarray(view.proposed)
+        right = np.minimum(np.minimum(world.drafts.runs, proposed), world.left - 1)
+        block = self.max_draft_steps
+        chain_rows = num_requests * block if kind == "block" else num_requests
+        draft = costs.lines(max(chain_rows, num_requests * (1 + block)), context)[1]
+
+        verified: dict[int, IntArray] = {}
+        ahead: dict[int, IntArray] = {}
+        best = (-np.inf, 0, 0)
+        for steps in self._legal:
+            chained, fills = draft_terms(kind, steps)
+            extra, value = self._best_rows(int(right.sum()), num_requests, costs, context, price=price, fills=fills)
+            if extra not in verified:
+                verified[extra] = select_rows(right, num_requests + extra)
+                ahead[extra] = self._ahead(1 + verified[extra])
+            following = int(np.minimum(ahead[extra], steps).sum())
+            value += self._best_rows(following, num_requests, costs, context, price=price, fills=fills)[1]
+            value -= price * chained * float(draft[chain_rows])
+            if value > best[0] + 1e-9:
+                best = (value, extra, steps)
+        taken = np.arange(self.max_draft_steps) < verified[best[1]][:, None]
+        return Plan(
+            num_requests + best[1], best[2], num_requests, survival=taken.astype(np.float64), proposed=proposed
+        )
+
+    def _best_rows(
+        self, right: int, num_requests: int, costs: CostModel, context: float, *, price: float, fills: float
+    ) -> tuple[int, float]:
+        """How many of the right drafts are worth their rows, and the value of that."""
+        extra = np.arange(self._capped(num_requests + right, num_requests) - num_requests + 1)
+        target, draft = costs.lines(num_requests + right, context)
+        value = extra - price * (target[num_requests + extra] + fills * draft[num_requests + extra])
+        at = int(value.argmax())
+        return at, float(value[at])
+
+    def _ahead(self, committed: IntArray) -> IntArray:
+        """int[N], right drafts in a row once so many tokens more are committed; none where the answer ends."""
+        world = self.host.world
+        runs = world.look(world.slots, world.position[world.slots] + committed).runs
+        return np.maximum(0, np.minimum(runs, world.left - committed - 1))

@@ -1,10 +1,10 @@
-"""Planners that read what is hidden from real ones: how far a real planner is from them is how far it could still go."""
+"""Planners that read what is hidden from real ones: the distance to them is what a real planner could still gain."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.steps import legal_steps
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from lightspec_lightllm.simulate.host import ScenarioHost
+from lightspec_lightllm.simulate.text import sigmoid
 
 REWARM_ROUNDS = 128
 """Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
 
-HISTORY_REQUESTS = 192
-"""Request rounds, at least, whose drafts stand for those of the next round."""
+POPULATION = 192
+"""Drafts of so many requests, at least, stand for those of the next round."""
 
 REFRESH_ROUNDS = 4
 """Rounds for which the value of each number of steps is kept."""
@@ -74,23 +75,30 @@ class StaticPlanner(Oracle):
         proposed = np.asarray(view.proposed)
         waiting = int(np.minimum(proposed, setting.steps).sum())
         extra = min(waiting, int(setting.budget * np.count_nonzero(proposed) + 1e-9))
-        survival = np.cumprod(self.host.world.drafts.told, axis=1) if self._ranked else None
+        survival = np.asarray(np.cumprod(self.host.world.drafts.told, axis=1)) if self._ranked else None
         rows = self._capped(view.num_requests + extra, view.num_requests)
         return Plan(rows, setting.steps, view.num_requests, survival=survival, proposed=proposed)
 
 
-@dataclass(slots=True)
-class _Population:
-    """Survivals of the last rounds' requests, all K of them whether drafted or not."""
+class _Tokens:
+    """z_token of the last rounds' drafts, all K of them whether drafted or not."""
 
-    rounds: deque[FloatArray] = field(default_factory=deque)
-    size: int = 0
+    def __init__(self) -> None:
+        self._rounds: deque[FloatArray] = deque()
+        self._size = 0
 
-    def push(self, survival: FloatArray) -> None:
-        self.rounds.append(survival)
-        self.size += len(survival)
-        while self.size - len(self.rounds[0]) >= HISTORY_REQUESTS:
-            self.size -= len(self.rounds.popleft())
+    def push(self, z: FloatArray) -> None:
+        """Add a round's float[N, K]."""
+        self._rounds.append(z)
+        self._size += len(z)
+        while self._size - len(self._rounds[0]) >= max(POPULATION, 2 * len(z)):
+            self._size -= len(self._rounds.popleft())
+
+    def sample(self, num_requests: int) -> FloatArray:
+        """float[M, N, K], the newest ones, M of them for each request of a batch; as a rule its own."""
+        each = -(-POPULATION // num_requests)
+        held = np.concatenate(self._rounds)[-each * num_requests :]
+        return np.resize(held, (each, num_requests, held.shape[1]))
 
 
 class OptimumPlanner(Oracle):
@@ -98,7 +106,7 @@ class OptimumPlanner(Oracle):
 
     Of this round it takes the d and the B that maximise
     ``gain(B - N) - lambda (T(B) + fills(d) Td(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
-    best budget for the next round, whose drafts are taken to be like those of the last rounds.
+    best budget for the next round: of the same requests, with tokens as hard as those of the last rounds.
 
     Args:
         prices: lambda of each segment, tokens per millisecond: the rate that this planner itself reaches there.
@@ -108,19 +116,17 @@ class OptimumPlanner(Oracle):
         super().__init__(host)
         self._prices = prices
         self._legal = legal_steps(host.scenario.drafter.kind, self.max_draft_steps)
-        self._history = _Population()
+        self._tokens = _Tokens()
         self._values: FloatArray | None = None
         self._valued = (-1, 0, 0)
 
     def plan(self, view: BatchView) -> Plan:
         """See `planner.Planner`."""
         host, num_requests = self.host, view.num_requests
-        segment, price = host.world.segment, self._prices[host.world.segment]
+        price = self._prices[host.world.segment]
         costs, context = host.true_costs, float(np.mean(view.context_tokens))
         survival = self._survival()
-        if segment != self._valued[1]:
-            self._history, self._valued = _Population(), (-1, segment, 0)
-        self._history.push(survival)
+        self._tokens.push(host.world.drafts.z)
         values = self._steps_values(num_requests, costs, context, price)
 
         proposed = np.asarray(view.proposed)
@@ -143,32 +149,31 @@ class OptimumPlanner(Oracle):
     def _steps_values(self, num_requests: int, costs: CostModel, context: float, price: float) -> FloatArray:
         """float[D]: V(d), less the price of the passes of the drafter that d alone decides on."""
         age, segment, requests = self._valued
-        if self._values is not None and 0 <= age < REFRESH_ROUNDS and requests == num_requests:
+        world = self.host.world
+        if self._values is not None and age < REFRESH_ROUNDS and (segment, requests) == (world.segment, num_requests):
             self._valued = (age + 1, segment, requests)
             return self._values
         kind, block, backlog = self.host.scenario.drafter.kind, self.max_draft_steps, self.host.backlog
-        population = np.concatenate(self._history.rounds)
-        order = np.argsort(-population, axis=None, kind="stable")
-        depth, sorted_survival = order % self.max_draft_steps, population.ravel()[order]
-        scale = num_requests / len(population)
+        sample = self._tokens.sample(num_requests)
+        survival = np.cumprod(sigmoid(world.log_odds(world.slots, sample)), axis=2)
         chain_rows = num_requests * block if kind == "block" else num_requests
-        longest = max(num_requests * (1 + self.max_draft_steps), chain_rows, num_requests + backlog)
-        target, draft = costs.lines(longest, context)
+        most = self._capped(num_requests * (1 + block), num_requests)
+        target, draft = costs.lines(max(num_requests * (1 + block), chain_rows, num_requests + backlog), context)
         out = []
         for steps in self._legal:
             chained, fills = draft_terms(kind, steps)
-            knots = scale * np.concatenate(([0.0], np.cumsum(np.ones(len(population) * steps))))
-            heights = scale * np.concatenate(([0.0], np.cumsum(sorted_survival[depth < steps])))
-            rows = np.arange(num_requests, self._capped(num_requests * (1 + steps), num_requests) + 1)
-            gain = np.interp(rows - num_requests, knots, heights)
-            value = float((gain - price * (target[rows] + fills * draft[rows])).max())
-            value -= price * chained * float(draft[chain_rows])
+            rows = np.arange(num_requests, min(num_requests * (1 + steps), most) + 1)
+            gain = np.zeros((len(sample), num_requests * steps + 1))
+            np.cumsum(-np.sort(-survival[:, :, :steps].reshape(len(sample), -1), axis=1), axis=1, out=gain[:, 1:])
+            by_budget = gain[:, : len(rows)] - price * (target[rows] + fills * draft[rows])
+            # The best budget is chosen once the drafts are known: the mean of the best, not the best of the mean.
+            value = float(by_budget.max(axis=1).mean()) - price * chained * float(draft[chain_rows])
             if steps and fills:
                 value -= price * float(draft[num_requests + backlog] - draft[num_requests]) / REWARM_ROUNDS
             elif not steps and kind in ("serial", "chained", "block"):
                 value -= price * float(draft[2 * num_requests] - draft[num_requests])
             out.append(value)
-        self._values, self._valued = np.array(out), (1, segment, num_requests)
+        self._values, self._valued = np.array(out), (1, world.segment, num_requests)
         return self._values
 
 
@@ -210,9 +215,7 @@ class ClairvoyantPlanner(Oracle):
             if value > best[0] + 1e-9:
                 best = (value, extra, steps)
         taken = np.arange(self.max_draft_steps) < verified[best[1]][:, None]
-        return Plan(
-            num_requests + best[1], best[2], num_requests, survival=taken.astype(np.float64), proposed=proposed
-        )
+        return Plan(num_requests + best[1], best[2], num_requests, survival=taken.astype(np.float64), proposed=proposed)
 
     def _best_rows(
         self, right: int, num_requests: int, costs: CostModel, context: float, *, price: float, fills: float
@@ -228,4 +231,4 @@ class ClairvoyantPlanner(Oracle):
         """int[N], right drafts in a row once so many tokens more are committed; none where the answer ends."""
         world = self.host.world
         runs = world.look(world.slots, world.position[world.slots] + committed).runs
-        return np.maximum(0, np.minimum(runs, world.left - committed - 1))
+        return np.asarray(np.maximum(0, np.minimum(runs, world.left - committed - 1)))

@@ -21,11 +21,13 @@ class Drafts:
         truth: float[N, K], conditional acceptance of each draft.
         told: float[N, K], the drafter's confidence.
         runs: int[N], how many drafts are right before the first wrong one.
+        z: float[N, K], z_token of each.
     """
 
     truth: FloatArray
     told: FloatArray
     runs: IntArray
+    z: FloatArray
 
     @property
     def survival(self) -> FloatArray:
@@ -74,7 +76,7 @@ class World:
         self._paused: dict[int, int] = {}
         self._free = list(range(capacity))[::-1]
         self._num_requests = 0
-        self.drafts = Drafts(np.zeros((0, self.depths)), np.zeros((0, self.depths)), np.zeros(0, dtype=np.int64))
+        self.drafts = self.look(self.slots, self.slots)
 
     def _cumulated(self, segment: Segment) -> FloatArray:
         shares = np.cumsum([segment.mix.get(name, 0.0) for name in self._classes])
@@ -171,12 +173,16 @@ class World:
     def look(self, slots: IntArray, start: IntArray) -> Drafts:
         """The K tokens of each slot from a position on, as drafts 1..K."""
         z, luck, error = self.text.read(slots, start, self.depths)
-        kind = np.searchsorted(self._shares[self.segment], self.text.kind[slots], side="right")
-        log_odds = self._noise[kind][:, None] * z
-        log_odds += (self._spread[kind] * self.text.ease[slots])[:, None] + self._levels[kind]
+        log_odds = self.log_odds(slots, z)
         truth = sigmoid(log_odds)
         right = np.logical_and.accumulate(luck < truth, axis=1)
-        return Drafts(truth, self._told(log_odds, truth, error), right.sum(axis=1))
+        return Drafts(truth, self._told(log_odds, truth, error), right.sum(axis=1), z)
+
+    def log_odds(self, slots: IntArray, z: FloatArray) -> FloatArray:
+        """float[..., N, K], log-odds of drafts 1..K of each slot's request where z_token is float[..., N, K]."""
+        kind = np.searchsorted(self._shares[self.segment], self.text.kind[slots], side="right")
+        ease = (self._spread[kind] * self.text.ease[slots])[:, None] + self._levels[kind]
+        return np.asarray(self._noise[kind][:, None] * z + ease)
 
     def _told(self, log_odds: FloatArray, truth: FloatArray, error: FloatArray) -> FloatArray:
         drafter = self.scenario.drafter

@@ -20,12 +20,14 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, 2 after an error the user can act on, 130 after Ctrl-C."""
+    """Runs one command. Returns 0, 1 if a plan fails its check, 2 after an error to act on, 130 after Ctrl-C."""
     started = time.perf_counter()
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.command == "bench":
             return bench(arguments, started)
+        if arguments.command == "plan":
+            return plan(arguments)
         return generate(arguments)
     except LightspecError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -48,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_bench(commands.add_parser("bench", help="measure strategies against each other on real prompts"))
     _add_generate(commands.add_parser("generate", help="answer one prompt, streamed"))
+    _add_plan(commands.add_parser("plan", help="explain one decision of the planner"))
     return parser
 
 
@@ -89,6 +92,21 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="makes sampling repeatable")
     add("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
     _add_engine(parser)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Plans one round of a batch that a YAML file describes. Prints every budget and every number of draft steps "
+        "that was compared, with gain, time and value, what was chosen and why not the next."
+    )
+    parser.epilog = (
+        "Keys of the file: num_requests, max_draft_steps, proposed (drafts waiting: a number, or one per request), "
+        "acceptance (per depth) or confidence (a list per request), drafter (serial, serial_no_kv, chained, block, "
+        "free), draft_steps (by now), context_tokens, draft_backlog, speedup or price (of time), options (of the "
+        "strategy), and costs (tables) or costs_file. configs/states/chat-64.yaml explains them and is a start."
+    )
+    parser.add_argument("--explain", type=Path, required=True, metavar="STATE", help="YAML file of the batch")
+    parser.add_argument("--all", action="store_true", help="show every budget, not only those near the chosen one")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +156,12 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
 
     experiment = run_bench(config, options, arguments.out, date=datetime.now().astimezone(), started=started)
     return EXIT_INTERRUPTED if experiment.interrupted else 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    from lightspec_lightllm.explain.command import run_explain
+
+    return 0 if run_explain(arguments.explain, everything=arguments.all) else 1
 
 
 def generate(arguments: argparse.Namespace) -> int:

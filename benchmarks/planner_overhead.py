@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from lightspec_lightllm.bench.machine import cpu_name
+from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import BatchView, CostModel, RoundFeedback, make_planner
 
 

@@ -14,6 +14,7 @@ from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_config
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
+from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         if arguments.command == "bench":
             return bench(arguments, started)
+        if arguments.command == "simulate":
+            return simulate(arguments)
         if arguments.command == "plan":
             return plan(arguments)
         return generate(arguments)
@@ -51,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser("bench", help="measure strategies against each other on real prompts"))
     _add_generate(commands.add_parser("generate", help="answer one prompt, streamed"))
     _add_plan(commands.add_parser("plan", help="explain one decision of the planner"))
+    _add_simulate(commands.add_parser("simulate", help="plan a simulated workload; compare arms with the optimum"))
     return parser
 
 
@@ -109,6 +113,26 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every budget, not only those near the chosen one")
 
 
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    default = SimulateOptions()
+    parser.description = (
+        "Serves a simulated workload with every arm, on the same text, and prints how far each is from the best static "
+        "setting and from the optimum; JSON and plots go to --out. Several values of --requests, --max-draft-steps or "
+        "--drafter-kind make a variant each."
+    )
+    add = parser.add_argument
+    add("scenario", type=Path, metavar="SCENARIO", help="YAML, such as configs/scenarios/stationary.yaml")
+    add("--arms", nargs="+", default=default.arms, metavar="ARM", help=f"default: {' '.join(default.arms)}")
+    add("--seeds", type=int, default=len(default.seeds), metavar="N", help="runs of each arm, one per seed")
+    add("--plan-time", default="measured", metavar="TIME", help="charged per round: measured, none or microseconds")
+    add("--requests", type=int, nargs="+", default=(), metavar="N", help="requests at a time")
+    add("--max-draft-steps", type=int, nargs="+", default=(), metavar="K", help="the most drafts per request and round")
+    add("--drafter-kind", nargs="+", default=(), metavar="KIND", help="serial, serial_no_kv, chained, block, free")
+    add("--confidence", metavar="WHEN", help="live, late or none")
+    add("--rounds", type=int, metavar="N", help="rounds of every segment")
+    add("--out", type=Path, default=Path("simulate-results"), metavar="DIR", help="folder for JSON and plots")
+
+
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="YAML; flags win over it (see configs/embedded.yaml)")
@@ -162,6 +186,24 @@ def plan(arguments: argparse.Namespace) -> int:
     from lightspec_lightllm.explain.command import run_explain
 
     return 0 if run_explain(arguments.explain, everything=arguments.all) else 1
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    options = SimulateOptions(
+        arms=tuple(arguments.arms),
+        seeds=tuple(range(arguments.seeds)),
+        plan_time=PlanTime.parse(arguments.plan_time),
+        counts=tuple(arguments.requests),
+        max_draft_steps=tuple(arguments.max_draft_steps),
+        kinds=tuple(arguments.drafter_kind),
+        confidence=arguments.confidence,
+        rounds=arguments.rounds,
+    )
+
+    from lightspec_lightllm.simulate.command import run_simulate
+
+    run_simulate(arguments.scenario, options, arguments.out, date=datetime.now().astimezone())
+    return 0
 
 
 def generate(arguments: argparse.Namespace) -> int:

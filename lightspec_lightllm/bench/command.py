@@ -10,12 +10,13 @@ from rich.console import Console
 from lightspec_lightllm.bench.datasets import load_dataset
 from lightspec_lightllm.bench.experiment import Experiment, num_requests, run_experiment
 from lightspec_lightllm.bench.host import check_installed, open_host
-from lightspec_lightllm.bench.machine import peak_memory_mb, this_machine, version_of
 from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.bench.progress import BenchProgress, SetupProgress
-from lightspec_lightllm.bench.results import OutputFolder, Subject, to_json, traces
+from lightspec_lightllm.bench.results import Subject, to_json, traces
 from lightspec_lightllm.bench.table import result_table
 from lightspec_lightllm.config import Config
+from lightspec_lightllm.machine import peak_memory_mb, this_machine, version_of
+from lightspec_lightllm.output import OutputFolder
 
 TABLE_WIDTH = 150
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightspec_lightllm.bench.machine import version_of
 from lightspec_lightllm.bench.runner import Request, Stepper
 from lightspec_lightllm.config import Config
 from lightspec_lightllm.engine.fetch import MODEL_MEMBER, ProgressListener
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.machine import version_of
 
 if TYPE_CHECKING:
     from lightspec_lightllm.adapters.embedded import EmbeddedRuntime

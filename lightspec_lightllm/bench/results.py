@@ -1,7 +1,6 @@
 """The files of a benchmark: numbers with the field names of ``vllm bench serve``, and the trace of every round."""
 
 import dataclasses
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 
 from lightspec_lightllm.bench.cells import BASELINE, Cell
 from lightspec_lightllm.bench.experiment import Experiment
-from lightspec_lightllm.bench.machine import Machine
 from lightspec_lightllm.bench.runner import RoundTrace
-from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.machine import Machine
 
 FORMAT = "lightspec-bench/1"
 
@@ -124,31 +122,3 @@ def traces(experiment: Experiment) -> list[dict[str, Any]]:
         for cell in experiment.cells
         for run in cell.runs
     ]
-
-
-@dataclass(frozen=True)
-class OutputFolder:
-    """A folder and the common stem of one benchmark's files. Files that exist are never written over."""
-
-    stem: Path
-
-    @classmethod
-    def open(cls, folder: Path, date: datetime) -> "OutputFolder":
-        """Raises ConfigError when the folder cannot be made or written: before measuring, not after."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise ConfigError(f"--out: cannot write into {folder} ({error.strerror}); give another folder") from None
-        name = date.strftime("bench-%Y%m%d-%H%M%S")
-        taken = [name, *(f"{name}-{number}" for number in range(2, 100))]
-        return cls(folder / next(stem for stem in taken if not list(folder.glob(f"{stem}.*"))))
-
-    def path(self, ending: str) -> Path:
-        return self.stem.with_name(self.stem.name + ending)
-
-    def write(self, ending: str, content: str) -> Path:
-        with self.path(ending).open("x", encoding="utf-8") as file:
-            file.write(content)
-        return self.path(ending)

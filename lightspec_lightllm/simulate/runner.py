@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,25 +10,8 @@ from lightspec_lightllm.decode import Round
 from lightspec_lightllm.errors import PlanError
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback
 from lightspec_lightllm.simulate.host import ScenarioHost
+from lightspec_lightllm.simulate.options import FREE, PlanTime
 from lightspec_lightllm.simulate.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTime:
-    """What planning costs: its measured time, or a fixed one per round; the planner is told neither.
-
-    Attributes:
-        microseconds: per round, or None for what is measured.
-    """
-
-    microseconds: float | None = None
-
-    def charge_ms(self, measured_us: float) -> float:
-        """Milliseconds that a round of an arm that plans is charged."""
-        return 1e-3 * (measured_us if self.microseconds is None else self.microseconds)
-
-
-FREE = PlanTime(0.0)
 
 
 class TimedPlanner:

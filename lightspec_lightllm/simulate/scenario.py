@@ -250,8 +250,8 @@ class Scenario:
         *,
         count: int | None = None,
         max_draft_steps: int | None = None,
-        kind: DrafterKind | None = None,
-        confidence: Confidence | None = None,
+        kind: str | None = None,
+        confidence: str | None = None,
         rounds: int | None = None,
         seed: int | None = None,
     ) -> Scenario:

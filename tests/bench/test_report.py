@@ -11,10 +11,11 @@ from rich.console import Console
 from lightspec_lightllm.bench.command import write_files
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.experiment import Experiment, run_experiment
-from lightspec_lightllm.bench.machine import this_machine
-from lightspec_lightllm.bench.results import OutputFolder, Subject, to_json
+from lightspec_lightllm.bench.results import Subject, to_json
 from lightspec_lightllm.bench.table import result_table
 from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.machine import this_machine
+from lightspec_lightllm.output import OutputFolder
 from tests.bench.fakes import FakeHost
 from tests.bench.test_experiment import CHAT, Heard, options
 

@@ -14,7 +14,7 @@ from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.steps import legal_steps
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from lightspec_lightllm.simulate.host import ScenarioHost
-from lightspec_lightllm.simulate.text import sigmoid
+from lightspec_lightllm.simulate.knowledge import knowledge_of
 
 REWARM_ROUNDS = 128
 """Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
@@ -80,29 +80,29 @@ class StaticPlanner(Oracle):
         return Plan(rows, setting.steps, view.num_requests, survival=survival, proposed=proposed)
 
 
-class _Tokens:
-    """z_token of the last rounds' drafts, all K of them whether drafted or not."""
+class _History:
+    """What was known of the last rounds' drafts."""
 
     def __init__(self) -> None:
         self._rounds: deque[FloatArray] = deque()
         self._size = 0
 
-    def push(self, z: FloatArray) -> None:
-        """Add a round's float[N, K]."""
-        self._rounds.append(z)
-        self._size += len(z)
-        while self._size - len(self._rounds[0]) >= max(POPULATION, 2 * len(z)):
+    def push(self, states: FloatArray) -> None:
+        """Add a round's float[N, F]."""
+        self._rounds.append(states)
+        self._size += len(states)
+        while self._size - len(self._rounds[0]) >= max(POPULATION, 2 * len(states)):
             self._size -= len(self._rounds.popleft())
 
     def sample(self, num_requests: int) -> FloatArray:
-        """float[M, N, K], the newest ones, M of them for each request of a batch; as a rule its own."""
+        """float[M, N, F], the newest ones, M of them for each request of a batch; as a rule its own."""
         each = -(-POPULATION // num_requests)
         held = np.concatenate(self._rounds)[-each * num_requests :]
         return np.resize(held, (each, num_requests, held.shape[1]))
 
 
 class OptimumPlanner(Oracle):
-    """Knows the true acceptance of every waiting draft and the true costs, and scans all d and all budgets.
+    """Knows the true costs, and of every waiting draft its true acceptance (see `knowledge`); scans all d and budgets.
 
     Of this round it takes the d and the B that maximise
     ``gain(B - N) - lambda (T(B) + fills(d) Td(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
@@ -116,7 +116,8 @@ class OptimumPlanner(Oracle):
         super().__init__(host)
         self._prices = prices
         self._legal = legal_steps(host.scenario.drafter.kind, self.max_draft_steps)
-        self._tokens = _Tokens()
+        self._knowledge = knowledge_of(host.world)
+        self._history = _History()
         self._values: FloatArray | None = None
         self._valued = (-1, 0, 0)
 
@@ -125,8 +126,9 @@ class OptimumPlanner(Oracle):
         host, num_requests = self.host, view.num_requests
         price = self._prices[host.world.segment]
         costs, context = host.true_costs, float(np.mean(view.context_tokens))
-        survival = self._survival()
-        self._tokens.push(host.world.drafts.z)
+        states = self._knowledge.states()
+        survival = self._knowledge.survival(states)
+        self._history.push(states)
         values = self._steps_values(num_requests, costs, context, price)
 
         proposed = np.asarray(view.proposed)
@@ -143,8 +145,10 @@ class OptimumPlanner(Oracle):
                 best = (float(now[at] + value), int(rows[at]), steps)
         return Plan(best[1], best[2], num_requests, survival=survival, proposed=proposed)
 
-    def _survival(self) -> FloatArray:
-        return self.host.world.drafts.survival
+    def observe(self, feedback: RoundFeedback) -> None:
+        """See `planner.Planner`."""
+        super().observe(feedback)
+        self._knowledge.learn(feedback.verified, feedback.accepted)
 
     def _steps_values(self, num_requests: int, costs: CostModel, context: float, price: float) -> FloatArray:
         """float[D]: V(d), less the price of the passes of the drafter that d alone decides on."""
@@ -154,8 +158,8 @@ class OptimumPlanner(Oracle):
             self._valued = (age + 1, segment, requests)
             return self._values
         kind, block, backlog = self.host.scenario.drafter.kind, self.max_draft_steps, self.host.backlog
-        sample = self._tokens.sample(num_requests)
-        survival = np.cumprod(sigmoid(world.log_odds(world.slots, sample)), axis=2)
+        sample = self._history.sample(num_requests)
+        survival = self._knowledge.survival(sample)
         chain_rows = num_requests * block if kind == "block" else num_requests
         most = self._capped(num_requests * (1 + block), num_requests)
         target, draft = costs.lines(max(num_requests * (1 + block), chain_rows, num_requests + backlog), context)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightspec_lightllm.adapters.roofline import Roofline
 from lightspec_lightllm.config import load_yaml
 from lightspec_lightllm.errors import ConfigError, CostTableError
 from lightspec_lightllm.planner import MAX_DRAFT_STEPS, CostModel, DrafterKind
@@ -191,7 +192,8 @@ class Scenario:
         requests: who asks.
         correlation: of the acceptance of one token with the next one's (AR(1)), 0 to 0.99.
         costs: what rounds cost; or else
-        costs_file: a YAML file with the keys of ``costs``, relative to the scenario's.
+        costs_file: a YAML file with the keys of ``costs``, relative to the scenario's; or else
+        roofline_file: the same with those of `adapters.roofline.Roofline`.
         cost_noise: relative standard deviation of a round's time.
         seed: of everything that is drawn; runs add their own number.
     """
@@ -204,6 +206,7 @@ class Scenario:
     correlation: float = 0.0
     costs: CostTables | None = None
     costs_file: str | None = None
+    roofline_file: str | None = None
     cost_noise: float = 0.0
     seed: int = 0
 
@@ -221,14 +224,14 @@ class Scenario:
         _expect(0 <= self.correlation <= 0.99, "correlation", "0 to 0.99", self)
         _expect(0 <= self.cost_noise <= 1, "cost_noise", "0 to 1", self)
         _expect(self.seed >= 0, "seed", "at least 0", self)
-        if (self.costs is None) == (self.costs_file is None):
-            raise ConfigError("costs: expected either costs or costs_file, and not both")
+        if sum(source is not None for source in (self.costs, self.costs_file, self.roofline_file)) != 1:
+            raise ConfigError("costs: expected one of costs, costs_file and roofline_file")
 
     @property
     def tables(self) -> CostTables:
         """The costs, once they were read."""
         if self.costs is None:
-            raise ConfigError(f"costs_file: {self.costs_file} was not read; use load_scenario")
+            raise ConfigError("costs: the file of costs was not read; use load_scenario")
         return self.costs
 
     @property
@@ -280,10 +283,19 @@ def load_scenario(path: Path) -> Scenario:
         ConfigError: a file cannot be read, or a key or value is wrong; the message names it.
     """
     scenario = load_yaml(path, Scenario, name="scenario")
-    if scenario.costs_file is None:
+    if scenario.costs_file is not None:
+        costs = load_yaml(path.parent / scenario.costs_file, CostTables, name="costs")
+    elif scenario.roofline_file is not None:
+        roofline = load_yaml(path.parent / scenario.roofline_file, Roofline, name="roofline")
+        costs = CostTables(
+            target={context: dict(line) for context, line in roofline.target_table().items()},
+            draft=dict(roofline.draft_table()),
+            overhead_ms=roofline.overhead_ms,
+            request_token_ms=roofline.kv_ms_per_token,
+        )
+    else:
         return scenario
-    costs = load_yaml(path.parent / scenario.costs_file, CostTables, name="costs")
-    return dataclasses.replace(scenario, costs=costs, costs_file=None)
+    return dataclasses.replace(scenario, costs=costs, costs_file=None, roofline_file=None)
 
 
 def _expect(good: bool, name: str, expected: str, owner: Any) -> None:

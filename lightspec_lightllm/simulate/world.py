@@ -180,9 +180,14 @@ class World:
 
     def log_odds(self, slots: IntArray, z: FloatArray) -> FloatArray:
         """float[..., N, K], log-odds of drafts 1..K of each slot's request where z_token is float[..., N, K]."""
+        base, noise = self.levels_of(slots)
+        return np.asarray(noise[:, None] * z + base)
+
+    def levels_of(self, slots: IntArray) -> tuple[FloatArray, FloatArray]:
+        """float[N, K], log-odds of drafts 1..K of each slot's request at its middle token; float[N], the tokens'
+        standard deviation."""
         kind = np.searchsorted(self._shares[self.segment], self.text.kind[slots], side="right")
-        ease = (self._spread[kind] * self.text.ease[slots])[:, None] + self._levels[kind]
-        return np.asarray(self._noise[kind][:, None] * z + ease)
+        return (self._spread[kind] * self.text.ease[slots])[:, None] + self._levels[kind], self._noise[kind]
 
     def _told(self, log_odds: FloatArray, truth: FloatArray, error: FloatArray) -> FloatArray:
         drafter = self.scenario.drafter

@@ -8,6 +8,9 @@ with a term per depth, a term per bin of the drafter's confidence (none for a dr
 per request. Only *trials* teach: draft j counts if it was verified and all drafts before it were accepted (the
 censoring of a Kaplan-Meier estimate), so trimming rows removes trials but never biases those that remain.
 
+Terms are learned one after the other, each from what those before it left unexplained: first the bins, then the
+depths, then the requests. Otherwise a small batch would be explained three times over.
+
 Every term is a decayed, information-weighted mean of working observations (one step of iteratively reweighted least
 squares per round): with residual R and Fisher information I of a round, a term x becomes
 ``(I_old x + I x~ + R) / (I_old + I)``, where x~ is the value that the round was predicted with. ``I_old`` is decayed by
@@ -45,6 +48,12 @@ _BIN_OF = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - _BIN_CENTRES[0]) / 0.5)
 LEAST_SPREAD = 0.02
 """A trial at acceptance q informs by q (1 - q), taken as q times at least this: certainty must stay corrigible."""
 
+HOPE = 1.5
+"""Standard errors, beyond those that many trials leave, by which an acceptance is taken to be better than it looks."""
+
+STALE_REQUESTS = 0.5
+"""How fast what is known of a request that is not tried is forgotten, relative to one with as many trials as most."""
+
 SHIFT_PRIOR = 20.0
 """Information behind a confidence that needs no shift."""
 
@@ -71,8 +80,8 @@ class AcceptanceModel:
     """The terms ``theta`` and ``phi`` and the table of acceptances they give.
 
     One instance has a single bin (nothing is known of a draft but its depth and request), another the bins of
-    `confidence_bins`; they differ only in their priors.
-
+    `confidence_bins`; they differ only in their priors. What is learned is taken in from time to time, several rounds
+    at once; between two such times the table stands still.
     """
 
     def __init__(self, max_draft_steps: int, *, prior_logit: float, use_confidence: bool, memory_trials: float) -> None:
@@ -90,6 +99,10 @@ class AcceptanceModel:
         self._refresh()
 
     def _refresh(self) -> None:
+        self._read_bins()
+        self._read_depths()
+
+    def _read_depths(self) -> None:
         prior, strength = self._theta_prior, self._theta_prior_info
         read = []
         for value, info in zip(self._theta.tolist(), self._theta_info.tolist(), strict=True):
@@ -97,9 +110,9 @@ class AcceptanceModel:
             read.append(prior)
         self._theta_read = np.array(read)
         self._table: FloatArray | None = None
-        if self.num_bins == 1:
-            self._neutral: FloatArray = 1.0 / (1.0 + np.exp(-self._theta_read))
-        else:
+
+    def _read_bins(self) -> None:
+        if self.num_bins > 1:
             seen = self._phi_info
             believed = self._phi_prior_info * self._scaled_confidence()
             self._phi_read = (seen * self._phi + believed) / (seen + self._phi_prior_info)
@@ -125,63 +138,72 @@ class AcceptanceModel:
     def table(self) -> FloatArray:
         """float[LEVELS, K], acceptance by level and depth without bins; built when first read after a change."""
         if self._table is None:
-            self._table = 1.0 / (1.0 + np.exp(-(LEVEL_OFFSETS[:, None] + self._theta_read)))
+            self._table = _sigmoid(LEVEL_OFFSETS[:, None] + self._theta_read)
         return self._table
 
-    def of_bins(self, bins: IntArray, levels: IntArray | None) -> FloatArray:
-        """float[N, j], acceptance of the first j drafts of N requests by their int[N, j] bins and int[N] levels."""
-        log_odds = self._phi_read[bins]
-        log_odds += self._theta_read[: bins.shape[1]]
-        if levels is not None:
-            log_odds += LEVEL_OFFSETS[levels][:, None]
-        return 1.0 / (1.0 + np.exp(-log_odds))
+    def bins_table(self) -> FloatArray:
+        """float[LEVELS, K, bins], acceptance by level, depth and bin."""
+        return _sigmoid(LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read)
 
-    def learn(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
-        """Take in one round's trials and accepted trials, without bins.
+    def acceptance(self) -> FloatArray:
+        """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
+        return _sigmoid(self._theta_read)
 
-        Args:
-            trials: [LEVELS, K], how many trials fell into each cell.
-            successes: [K], how many of them were accepted, over all levels.
+    def hope(self) -> FloatArray:
+        """float[K], log-odds by which an acceptance may be better than it looks; 0 once trials are many."""
+        full = 1.0 / math.sqrt(self._memory + self._theta_prior_info)
+        doubt = 1.0 / np.sqrt(self._theta_info + self._theta_prior_info) - full
+        return HOPE * np.maximum(doubt, 0.0)
+
+    def hopeful(self) -> FloatArray:
+        """float[K]: acceptance if what was seen was bad luck."""
+        return _sigmoid(self._theta_read + self.hope())
+
+    def learn(self, residual: FloatArray, information: FloatArray) -> float:
+        """Take in trials by depth: float[K] accepted above expectation, and float[K] information.
 
         Returns:
-            The round's total residual and information, for change detection.
+            By how much the log-odds of these trials are now expected higher, in the mean: what the terms that are
+            learned next need not explain any more.
         """
-        expected = trials * self.table
-        spread = expected * np.maximum(1.0 - self.table, LEAST_SPREAD)
-        return self._learn_depths(successes - np.add.reduce(expected), np.add.reduce(spread))
-
-    def learn_bins(
-        self, depths: IntArray, bins: IntArray, residual: FloatArray, information: FloatArray
-    ) -> tuple[float, float]:
-        """Take in one round's trials, given one by one: int[T] depths (from 0) and bins, float[T] residuals and
-        information. Returns their sums."""
-        bin_info = sums(bins, information, self.num_bins)
-        bin_residual = sums(bins, residual, self.num_bins)
-        self._phi_info *= np.exp(bin_info / -self._memory)
-        _blend(self._phi, self._phi_info, self._phi_read, residual=bin_residual, information=bin_info)
-        by_depth = sums(depths, residual, self.num_depths)
-        return self._learn_depths(by_depth, sums(depths, information, self.num_depths))
-
-    def learn_neutral(self, trials: FloatArray, successes: FloatArray) -> tuple[float, float]:
-        """The same for trials [K] and successes [K] of requests at the neutral level, without bins."""
-        expected = trials * self._neutral
-        return self._learn_depths(successes - expected, expected * np.maximum(1.0 - self._neutral, LEAST_SPREAD))
-
-    def _learn_depths(self, by_depth: FloatArray, depth_info: FloatArray) -> tuple[float, float]:
+        before = self._theta_read
         # A depth that is not tried while shallower ones are grows stale, eight times as slowly as one that is.
-        self._theta_info *= np.exp((depth_info + 0.125 * depth_info[0]) / -self._memory)
-        _blend(self._theta, self._theta_info, self._theta_read, residual=by_depth, information=depth_info)
-        self._refresh()
-        return float(np.add.reduce(by_depth)), float(np.add.reduce(depth_info))
+        self._theta_info *= np.exp((information + 0.125 * information[0]) / -self._memory)
+        _blend(self._theta, self._theta_info, before, residual=residual, information=information)
+        self._read_depths()
+        return _mean_rise(self._theta_read, before, information)
+
+    def learn_bins(self, residual: FloatArray, information: FloatArray) -> float:
+        """Take in trials by bin: float[bins] each. Returns what `learn` does."""
+        before = self._phi_read
+        self._phi_info *= np.exp(information / -self._memory)
+        _blend(self._phi, self._phi_info, before, residual=residual, information=information)
+        self._read_bins()
+        return _mean_rise(self._phi_read, before, information)
 
     def forget(self, keep: float) -> None:
         """Keep only a share of what was learned, after a change of the workload was detected."""
         self._theta_info *= keep
         self._phi_info *= keep
 
-    def acceptance(self) -> FloatArray:
-        """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
-        return self._neutral
+
+def information_of(acceptance: FloatArray) -> FloatArray:
+    """Fisher information of one trial at each acceptance."""
+    return acceptance * np.maximum(1.0 - acceptance, LEAST_SPREAD)
+
+
+def raised(probability: FloatArray, log_odds: float) -> FloatArray:
+    """Probabilities with so much added to their log-odds."""
+    odds = math.exp(log_odds)
+    return probability * odds / (1.0 - probability + probability * odds)
+
+
+def _sigmoid(log_odds: FloatArray) -> FloatArray:
+    return 1.0 / (1.0 + np.exp(-log_odds))
+
+
+def _mean_rise(after: FloatArray, before: FloatArray, information: FloatArray) -> float:
+    return float((after - before) @ information) / (float(np.add.reduce(information)) + 1e-9)
 
 
 def _blend(
@@ -193,77 +215,99 @@ def _blend(
     np.minimum(np.maximum(value, -8.0, out=value), 8.0, out=value)
 
 
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: its multiples are spread evenly (Knuth, TAOCP 3, 6.4)."""
+
+
 class RequestOffsets:
     """One log-odds offset per request, shrunk towards the batch; bounded in memory.
 
     How much to shrink is learned too (empirical Bayes): an offset estimated with information I has the variance
-    ``tau^2 + 1 / I`` over requests, so ``tau^2`` is the mean of ``offset^2 I - 1`` over that of ``I``. Requests that
+    ``tau^2 + 1 / I`` over requests, so ``tau^2`` is the mean of ``deviation^2 I - 1`` over that of ``I``, the deviation
+    being that from the mean of the batch. Requests that
     are alike are then not told apart by noise.
 
-    Requests are found by id in a table of ``capacity`` entries; the one unused for longest makes room for a new one.
+    Requests are found by a hash of their id in a table of ``2 ** bits`` entries. Two that fall on the same entry push
+    each other out, which costs what was known of them; among 256 live requests that meets two.
     """
 
-    def __init__(self, *, memory_trials: float, prior_trials: float, capacity: int = 4096) -> None:
+    def __init__(self, *, memory_trials: float, prior_trials: float, bits: int = 15) -> None:
         self._memory = memory_trials * INFO_PER_TRIAL
         self._prior = prior_trials * INFO_PER_TRIAL
         # The prior variance counts as much as this much information does.
         self._excess, self._weight = 64.0 / self._prior, 64.0
-        self.capacity = capacity
-        self._entry: dict[int, int] = {}
+        self._shift = np.uint64(64 - bits)
+        capacity = 1 << bits
+        self._owner = np.full(capacity, -1, dtype=np.int64)
         self._offset = np.zeros(capacity)
         self._info = np.zeros(capacity)
+        self._new_residual = np.zeros(capacity)
+        self._new_info = np.zeros(capacity)
         self._level = np.full(capacity, NEUTRAL_LEVEL, dtype=np.int64)
         self._last_ids: IntArray | None = None
         self._last_entries = np.zeros(0, dtype=np.int64)
 
     def entries(self, request_ids: IntArray) -> IntArray:
-        """Table entries of the requests, made where they are missing."""
+        """Table entries of the requests, cleared for those that are new."""
         last = self._last_ids
-        if last is not None and len(last) == len(request_ids) and bool((last == request_ids).all()):
+        if last is not None and last.shape == request_ids.shape and bool((last == request_ids).all()):
             return self._last_entries
-        table = self._entry
-        out = np.empty(len(request_ids), dtype=np.int64)
-        for position, request in enumerate(request_ids.tolist()):
-            entry = table.pop(request, None)
-            if entry is None:
-                entry = self._claim()
-            table[request] = entry  # re-inserted: a dict's order is the order of last use
-            out[position] = entry
-        self._last_ids, self._last_entries = request_ids.copy(), out
-        return out
-
-    def _claim(self) -> int:
-        full = len(self._entry) >= self.capacity
-        entry = self._entry.pop(next(iter(self._entry))) if full else len(self._entry)
-        self._offset[entry] = 0.0
-        self._info[entry] = 0.0
-        self._level[entry] = NEUTRAL_LEVEL
-        return entry
+        entries: IntArray = ((request_ids.astype(np.uint64) * _HASH) >> self._shift).astype(np.int64)
+        new = (self._owner[entries] != request_ids).nonzero()[0]
+        if len(new):
+            cleared = entries[new]
+            self._owner[cleared] = request_ids[new]
+            for values in (self._offset, self._info, self._new_residual, self._new_info):
+                values[cleared] = 0.0
+            self._level[cleared] = NEUTRAL_LEVEL
+        self._last_ids, self._last_entries = request_ids.copy(), entries
+        return entries
 
     def levels(self, entries: IntArray) -> IntArray:
         """int[N], level of each request in 0..LEVELS-1."""
         return self._level[entries]
 
-    def learn(self, entries: IntArray, residual: FloatArray, information: FloatArray) -> None:
-        """Take in one round's residual and information per request (each request at most once)."""
+    def add(self, entries: IntArray, residual: FloatArray, information: FloatArray) -> None:
+        """Note one round's residual and information per request (each request at most once); see `learn`."""
+        self._new_residual[entries] += residual
+        self._new_info[entries] += information
+
+    def learn(self, entries: IntArray, rise: float) -> None:
+        """Take in what was noted of these requests since they were last learned from.
+
+        Args:
+            rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
+        """
+        information = self._new_info[entries]
+        residual = self._new_residual[entries] - information * rise
+        self._new_residual[entries] = 0.0
+        self._new_info[entries] = 0.0
         info = self._info[entries]
         offset = self._offset[entries]
         read = info * offset / (info + self._prior)
-        info *= np.exp(information / -self._memory)
+        # A request that is not tried while others are grows stale, so that a run of bad luck does not end its drafts.
+        stale = STALE_REQUESTS * float(np.add.reduce(information)) / len(entries)
+        info *= np.exp(np.maximum(information, stale) / -self._memory)
         total = info + information
         offset += (information * (read - offset) + residual) / (total + 1e-9)
         np.minimum(np.maximum(offset, -8.0, out=offset), 8.0, out=offset)
         self._info[entries] = total
         self._offset[entries] = offset
-        total_info = float(np.add.reduce(total))
-        keep = 64.0 / (64.0 + len(entries))
-        self._excess = keep * self._excess + (1.0 - keep) * (float((offset * offset) @ total) - len(entries))
-        self._weight = keep * self._weight + (1.0 - keep) * total_info
-        variance = min(max(self._excess / self._weight, 0.01), 2.0)
-        self._prior = 1.0 / variance
+        if len(entries) > 1:
+            self._learn_spread(offset, total)
         shrunk = total * offset / (total + self._prior)
         level = np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL
         self._level[entries] = np.minimum(np.maximum(level, 0, out=level), LEVELS - 1, out=level)
+
+    def _learn_spread(self, offset: FloatArray, information: FloatArray) -> None:
+        """How much the requests of a batch differ. What they have in common says nothing of it."""
+        total = float(np.add.reduce(information)) + 1e-9
+        deviation = offset - float(offset @ information) / total
+        count = len(offset) - 1
+        keep = 64.0 / (64.0 + count)
+        self._excess = keep * self._excess + (1.0 - keep) * (float((deviation * deviation) @ information) - count)
+        self._weight = keep * self._weight + (1.0 - keep) * total
+        self._prior = 1.0 / min(max(self._excess / self._weight, 0.01), 2.0)
 
 
 class ChangeDetector:

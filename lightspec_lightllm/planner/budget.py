@@ -16,6 +16,7 @@ def choose_budget(
     price: float,
     fills: float = 0.0,
     backlog: int = 0,
+    ends: tuple[int, ...] | None = None,
 ) -> int:
     """The budget B in ``N..N + available`` that maximises ``N + gain(B - N) - price * (T(B) + fills * Td(B))``.
 
@@ -27,12 +28,20 @@ def choose_budget(
         price: lambda, tokens per millisecond that the time could bring elsewhere.
         fills: passes of the drafter over all verified rows that follow (see `costs.draft_terms`).
         backlog: rows that the drafter must catch up on besides.
+        ends: budgets whose candidates are kept from round to round, from N to at least all that may ever be available.
     """
     limit = num_requests + available
     if costs.max_rows is not None:
         limit = max(num_requests, min(limit, costs.max_rows))
     if limit == num_requests:
         return num_requests
-    budgets = costs.budgets((num_requests, limit), context, backlog)
-    value = curve.at(budgets.rows - num_requests) - price * (budgets.target_ms + fills * budgets.draft_ms)
-    return int(budgets.rows[value.argmax()])
+    budgets = costs.budgets(ends or (num_requests, limit), context, backlog)
+    end = int(budgets.rows.searchsorted(limit, "right"))
+    value = curve.at(budgets.extra[:end]) - price * budgets.ms(fills)[:end]
+    best = int(value.argmax())
+    rows = int(budgets.rows[best])
+    if budgets.rows[end - 1] != limit:  # all there is ends between two candidates
+        everything = curve.gain_of(limit - num_requests) - price * budgets.ms_of(limit, fills)
+        if everything > value[best]:
+            return limit
+    return rows

@@ -21,6 +21,12 @@ ContextTable = Mapping[int, RowTable]
 DENSE_ROWS = 256
 """So many numbers of rows in a row are candidate budgets where times grow from each to the next."""
 
+MAX_CONTEXTS = 64
+"""Contexts whose lines of times are kept."""
+
+MAX_GRIDS = 256
+"""Batches whose candidate budgets are kept."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCosts:
@@ -123,7 +129,7 @@ class CostModel:
         self.max_rows = max_rows
         self._any_context = len(target.contexts) == 1 and (draft is None or len(draft.contexts) == 1)
         self._size = 0
-        self._context: float | None = None
+        self._lines: dict[float, tuple[FloatArray, FloatArray]] = {}
         self._budgets: dict[tuple[tuple[int, ...], int], BudgetCosts] = {}
         self._grow(int(target.rows[-1]))
 
@@ -174,7 +180,7 @@ class CostModel:
         self._target_dense = self.target.dense(self._size)
         free = np.zeros((1, self._size + 1))
         self._draft_dense = self.draft.dense(self._size) if self.draft is not None else free
-        self._context = None
+        self._lines.clear()
         self._budgets.clear()
 
     @staticmethod
@@ -192,13 +198,18 @@ class CostModel:
         """Target and draft milliseconds, arrays indexed by 0..rows or more, at a mean context per request."""
         if rows > self._size:
             self._grow(rows)
-        if context != self._context and not (self._context is not None and self._any_context):
-            self._context = context
-            self._target_line = self._at(self._target_dense, self.target.contexts, context)
-            self._draft_line = (
-                self._at(self._draft_dense, self.draft.contexts, context) if self.draft else self._draft_dense[0]
-            )
-        return self._target_line, self._draft_line
+        if self._any_context:
+            context = 0.0
+        held = self._lines.get(context)
+        if held is None:
+            target = self._at(self._target_dense, self.target.contexts, context)
+            draft = self._draft_dense[0]
+            if self.draft is not None:
+                draft = self._at(self._draft_dense, self.draft.contexts, context)
+            if len(self._lines) >= MAX_CONTEXTS:
+                self._lines.pop(next(iter(self._lines)))
+            held = self._lines[context] = (target, draft)
+        return held
 
     def base_ms(self, num_requests: int, context: float) -> float:
         """The part of a round that neither the budget nor the draft steps change."""
@@ -249,32 +260,49 @@ class CostModel:
         inside = sizes[(sizes >= low) & (sizes <= high)]
         every = np.arange(max(low, growing), min(high, max(low, growing) + DENSE_ROWS) + 1)
         rows = np.unique(np.concatenate((np.array(ends), inside, every)))
-        held = BudgetCosts(rows, target[rows], draft[rows + backlog], np.searchsorted(rows, ends), target, draft)
-        if len(self._budgets) >= 8:
+        held = BudgetCosts(rows, np.searchsorted(rows, ends), backlog, target, draft)
+        if len(self._budgets) >= MAX_GRIDS:
             self._budgets.pop(next(iter(self._budgets)))
         self._budgets[key] = held
         return held
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class BudgetCosts:
-    """Candidate budgets with the time each takes.
+    """Candidate budgets with the time each takes; kept by `CostModel` while a batch stays as it is.
 
     Attributes:
-        rows: int[C], ascending.
-        target_ms: float[C], one target forward of that many rows.
-        draft_ms: float[C], one drafter pass over that many rows and the backlog.
+        rows: int[C], ascending from N.
+        extra: float[C], ``rows - N``: drafted rows.
         ends: where the budgets that were asked for stand in ``rows``.
-        target_line: the line of times that ``target_ms`` was read off.
-        draft_line: the same of the drafter.
+        backlog: rows that a drafter pass runs besides.
+        target_line: time of one target forward, indexed by its rows.
+        draft_line: the same of one drafter pass.
     """
 
-    rows: IntArray
-    target_ms: FloatArray
-    draft_ms: FloatArray
-    ends: IntArray
-    target_line: FloatArray
-    draft_line: FloatArray
+    __slots__ = ("_ms", "backlog", "draft_line", "ends", "extra", "rows", "target_line")
+
+    def __init__(
+        self, rows: IntArray, ends: IntArray, backlog: int, target_line: FloatArray, draft_line: FloatArray
+    ) -> None:
+        self.rows = rows
+        self.extra: FloatArray = (rows - rows[0]).astype(np.float64)
+        self.ends = ends
+        self.backlog = backlog
+        self.target_line = target_line
+        self.draft_line = draft_line
+        self._ms: dict[float, FloatArray] = {}
+
+    def ms(self, fills: float) -> FloatArray:
+        """float[C]: one target forward and ``fills`` drafter passes over each budget and the backlog."""
+        held = self._ms.get(fills)
+        if held is None:
+            held = self.target_line[self.rows] + fills * self.draft_line[self.rows + self.backlog]
+            self._ms[fills] = held
+        return held
+
+    def ms_of(self, rows: int, fills: float) -> float:
+        """The same for one budget, a candidate or not."""
+        return float(self.target_line[rows]) + fills * float(self.draft_line[rows + self.backlog])
 
 
 def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:

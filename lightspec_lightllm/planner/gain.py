@@ -9,6 +9,12 @@ import numpy as np
 
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
+EXACT_DRAFTS = 512
+"""Up to so many drafts are sorted one by one."""
+
+_SMALLEST_CELL = (1023 - 20) << 3  # survivals below 2^-20 are one cell; 1023 is the bias of a double's exponent
+_NUM_CELLS = 20 * 8 + 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalMass:
@@ -37,6 +43,12 @@ class SurvivalMass:
         return cls(value[order], depth[order], count[order])
 
     @classmethod
+    def ladder_of(cls, survival: FloatArray, num_requests: int) -> SurvivalMass:
+        """N requests that are all alike, float[K] survivals."""
+        count = np.full(len(survival), float(num_requests))
+        return cls(survival, np.arange(1, len(survival) + 1), count, ladder=True)
+
+    @classmethod
     def of_drafts(cls, survival: FloatArray, proposed: IntArray) -> SurvivalMass:
         """From float[N, K] survivals, of which the first ``proposed`` of each request count."""
         request, depth = np.nonzero(np.arange(survival.shape[1]) < proposed[:, None])
@@ -60,13 +72,30 @@ class GainCurve:
     gain: FloatArray
 
     @classmethod
-    def of(cls, count: FloatArray, value: FloatArray) -> GainCurve:
+    def of(cls, count: FloatArray | IntArray, value: FloatArray) -> GainCurve:
         """The curve of ``count`` rows of each survival, highest survival first."""
         rows = np.zeros(len(count) + 1)
         gain = np.zeros(len(count) + 1)
         np.add.accumulate(count, out=rows[1:])
         np.add.accumulate(count * value, out=gain[1:])
         return cls(rows, gain)
+
+    @classmethod
+    def of_survivals(cls, survival: FloatArray) -> GainCurve:
+        """The curve of single drafts, float[M] in 0..1 in any order; many are taken in bins an eighth of a bit wide."""
+        if len(survival) > EXACT_DRAFTS:
+            # The leading bits of a double are its exponent and the first eighths of its mantissa.
+            cell = (survival.view(np.int64) >> 49) - _SMALLEST_CELL
+            np.maximum(cell, 0, out=cell)
+            count = np.bincount(cell, minlength=_NUM_CELLS)
+            total = np.bincount(cell, weights=survival, minlength=_NUM_CELLS)
+            rows, gain = np.zeros(_NUM_CELLS + 1), np.zeros(_NUM_CELLS + 1)
+            np.add.accumulate(count[::-1], out=rows[1:])
+            np.add.accumulate(total[::-1], out=gain[1:])
+            return cls(rows, gain)
+        gain = np.zeros(len(survival) + 1)
+        np.add.accumulate(np.sort(survival)[::-1], out=gain[1:])
+        return cls(np.arange(len(gain), dtype=np.float64), gain)
 
     def at(self, rows: IntArray | FloatArray) -> FloatArray:
         """Gain at several numbers of rows."""
@@ -92,35 +121,40 @@ class SurvivalHistory:
 
     WINDOW = 96
 
-    def __init__(self, max_draft_steps: int, bins: int = 20) -> None:
-        self._survival = np.zeros((0, max_draft_steps))
-        self._sizes: deque[int] = deque()
+    def __init__(self, max_draft_steps: int, bins: int = 11) -> None:
+        self._rounds: deque[FloatArray] = deque()
+        self._held = 0
         self.num_pushed = 0
         self._bins = bins
         self._depth_offset = np.arange(max_draft_steps) * bins
 
-    def push(self, survival: FloatArray) -> None:
-        """Add a round's float[n, K] survivals; only the newest rounds are kept."""
-        if not len(survival):
+    def push(self, survival: FloatArray, proposed: IntArray) -> None:
+        """Add a round's float[N, K] survivals, which must not change afterwards; only the newest rounds are kept.
+
+        Requests without a proposal say nothing.
+        """
+        size = int(np.count_nonzero(proposed))
+        if not size:
             return
-        self._sizes.append(len(survival))
-        self.num_pushed += len(survival)
-        total, old = len(self._survival) + len(survival), 0
-        while total - old - self._sizes[0] >= self.WINDOW:
-            old += self._sizes.popleft()
-        self._survival = np.concatenate((self._survival[old:], survival))
+        self._rounds.append(survival if size == len(survival) else survival[proposed > 0])
+        self.num_pushed += size
+        self._held += size
+        while self._held - len(self._rounds[0]) >= self.WINDOW:
+            self._held -= len(self._rounds.popleft())
 
     def __len__(self) -> int:
-        return len(self._survival)
+        return self._held
 
     def mass(self, num_requests: int) -> SurvivalMass:
-        """The expected drafts of a batch of N requests that each propose K, in bins of half a bit of survival."""
-        survival = self._survival
-        num_depths = survival.shape[1]
-        cell = np.minimum((np.log2(np.maximum(survival, 1e-9)) * -2.0).astype(np.int64), self._bins - 1)
-        cell = (cell + self._depth_offset).ravel()
-        count = np.bincount(cell, minlength=num_depths * self._bins).astype(np.float64)
-        total = np.bincount(cell, weights=survival.ravel(), minlength=num_depths * self._bins)
-        held = np.flatnonzero(count)
-        scale = num_requests / len(survival)
-        return SurvivalMass.of(total[held] / count[held], held // self._bins + 1, count[held] * scale)
+        """The expected drafts of a batch of N requests that each propose K, in bins half a bit of survival wide."""
+        survival = self._rounds[0] if len(self._rounds) == 1 else np.concatenate(self._rounds)
+        size = survival.shape[1] * self._bins
+        # The exponent of a double and the first half of its mantissa, counted down from 1.
+        cell = (1023 << 1) - (survival.view(np.int64) >> 51)
+        np.minimum(cell, self._bins - 1, out=cell)
+        cell += self._depth_offset
+        count = np.bincount(cell.ravel(), minlength=size)
+        total = np.bincount(cell.ravel(), weights=survival.ravel(), minlength=size)
+        held = count.nonzero()[0]
+        number = count[held].astype(np.float64)
+        return SurvivalMass.of(total[held] / number, held // self._bins + 1, number * (num_requests / len(survival)))

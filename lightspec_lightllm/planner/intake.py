@@ -1,4 +1,4 @@
-"""What a host says about a batch or a round, checked: for strategies that need only the counts and the confidences."""
+"""What a host says about a batch or a round, checked: a planner believes nothing that cannot be."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ import numpy as np
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.types import BatchView, FloatArray, IntArray, RoundFeedback
 
+_ONE_BITS = int(np.float64(1.0).view(np.uint64))
+
 
 class Outcome(NamedTuple):
-    """A round's feedback: int[N] each, confidence float[N, K] (0 past what was proposed) or None."""
+    """A round's feedback, checked.
+
+    Attributes:
+        verified, accepted, proposed: int[N].
+        tally: int[K + 2], how many accept lengths are 0, 1, .. K + 1.
+        confidence: float[N, K], 0 past what was proposed, or None.
+        request_ids: int[N] or None.
+    """
 
     verified: IntArray
     accepted: IntArray
     proposed: IntArray
+    tally: IntArray
     confidence: FloatArray | None
+    request_ids: IntArray | None
 
 
 def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArray | None]:
@@ -26,18 +37,70 @@ def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArr
     Raises:
         PlanError: the view's arrays do not fit the number of requests or hold impossible values.
     """
+    proposed, _ = read_proposals(view, max_draft_steps)
+    if view.confidence is None:
+        return proposed, None
+    return proposed, read_confidence(view.confidence, proposed, max_draft_steps)
+
+
+def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, IntArray]:
+    """int[N] drafts waiting, and int[K + 1], how many requests have 0, 1, .. K of them.
+
+    Raises:
+        PlanError: there is not one count in 0..K per request.
+    """
     proposed = np.asarray(view.proposed, dtype=np.int64)
     if proposed.shape != (view.num_requests,):
         raise PlanError(f"proposed: expected one count for each of {view.num_requests} requests, got {proposed.shape}")
-    if len(proposed) and (proposed.min() < 0 or proposed.max() > max_draft_steps):
+    tally = _tally(proposed, max_draft_steps)
+    if tally is None:
         raise PlanError(f"proposed: expected counts in 0..{max_draft_steps}, got {proposed.tolist()}")
-    if view.confidence is None:
-        return proposed, None
-    return proposed, _confidence(view.confidence, proposed, max_draft_steps)
+    return proposed, tally
 
 
-def read_feedback(feedback: RoundFeedback, max_draft_steps: int) -> Outcome:
-    """The round's counts and confidences.
+def read_ids(view: BatchView) -> IntArray | None:
+    """int[N], ids of the requests, or None.
+
+    Raises:
+        PlanError: there is not one per request.
+    """
+    if view.request_ids is None:
+        return None
+    ids = np.asarray(view.request_ids, dtype=np.int64)
+    if ids.shape != (view.num_requests,):
+        raise PlanError(f"request_ids: expected {view.num_requests} ids, got shape {ids.shape}")
+    return ids
+
+
+def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) -> FloatArray:
+    """float[N, K] in 0..1, with 0 past what is proposed.
+
+    Raises:
+        PlanError: the shape is another, or a proposed draft has no probability.
+    """
+    try:
+        confidence = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise PlanError("confidence: expected an array of probabilities, got something else") from None
+    expected = (len(proposed), max_draft_steps)
+    if confidence.shape != expected:
+        raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
+    if not len(proposed):
+        return confidence
+    if int(np.minimum.reduce(proposed)) < max_draft_steps:
+        confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
+    # Doubles in 0..1 are those whose bits, read as whole numbers, are at most the bits of 1: one pass for two.
+    certain = confidence.flags.c_contiguous and int(confidence.view(np.uint64).max()) <= _ONE_BITS
+    if not certain and not (float(confidence.min()) >= 0.0 and float(confidence.max()) <= 1.0):
+        raise PlanError("confidence: expected probabilities in 0..1 for every waiting draft, got NaN or one outside")
+    return confidence
+
+
+def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True) -> Outcome:
+    """The round's counts, ids and confidences.
+
+    Args:
+        confidence: whether to read the confidences.
 
     Raises:
         FeedbackError: no round can have given this feedback.
@@ -48,42 +111,46 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int) -> Outcome:
         raise FeedbackError(f"verified and accepted: expected one number per request each, got shapes {shapes}")
     planned = feedback.plan.proposed
     proposed = verified if planned is None or len(planned) != len(verified) else planned
-    if (
-        (verified < 0).any()
-        or (verified > np.minimum(proposed, max_draft_steps)).any()
-        or (accepted < 1).any()
-        or (accepted > 1 + verified).any()
-    ):
+    tally = _tally(accepted, max_draft_steps + 1)
+    if tally is None or tally[0] or not _possible(verified, accepted, proposed, max_draft_steps):
         raise FeedbackError(
             f"expected verified in 0..{max_draft_steps}, no more than the {proposed.tolist()} proposed, and "
             f"accepted in 1..1 + verified, got verified {verified.tolist()} and accepted {accepted.tolist()}"
         )
     if feedback.measured_ms is not None and not _is_time(feedback.measured_ms):
         raise FeedbackError(f"measured_ms: expected a finite time above 0, got {feedback.measured_ms!r}")
-    if feedback.confidence is None:
-        return Outcome(verified, accepted, proposed, None)
-    try:
-        confidence = _confidence(feedback.confidence, proposed, max_draft_steps)
-    except PlanError as error:
-        raise FeedbackError(str(error)) from None
-    return Outcome(verified, accepted, proposed, confidence)
+    ids = None if feedback.request_ids is None else _whole("request_ids", feedback.request_ids)
+    if ids is not None and ids.shape != verified.shape:
+        raise FeedbackError(f"request_ids: expected {len(verified)}, got {len(ids)}")
+    sure = None
+    if confidence and feedback.confidence is not None:
+        try:
+            sure = read_confidence(feedback.confidence, proposed, max_draft_steps)
+        except PlanError as error:
+            raise FeedbackError(str(error)) from None
+    return Outcome(verified, accepted, proposed, tally, sure, ids)
 
 
-def _confidence(values: object, proposed: IntArray, max_draft_steps: int) -> FloatArray:
+def _possible(verified: IntArray, accepted: IntArray, proposed: IntArray, max_draft_steps: int) -> bool:
+    """Whether accept lengths of at least 1 fit the drafts verified; the first bound keeps these from being negative."""
+    return not len(verified) or (
+        int(np.maximum.reduce(accepted - verified)) <= 1
+        and (proposed is verified or int(np.maximum.reduce(verified - proposed)) <= 0)
+        and int(np.maximum.reduce(verified)) <= max_draft_steps
+    )
+
+
+def _tally(counts: IntArray, largest: int) -> IntArray | None:
+    """int[largest + 1], how many are 0, 1, .. largest; None where one is outside."""
     try:
-        confidence = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise PlanError("confidence: expected an array of probabilities, got something else") from None
-    expected = (len(proposed), max_draft_steps)
-    if confidence.shape != expected:
-        raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
-    confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
-    if not ((confidence >= 0.0) & (confidence <= 1.0)).all():
-        raise PlanError("confidence: expected probabilities in 0..1 for every waiting draft, got NaN or one outside")
-    return confidence
+        tally: IntArray = np.bincount(counts, minlength=largest + 1)
+    except ValueError:  # one below 0
+        return None
+    return tally if len(tally) == largest + 1 else None
 
 
 def _whole(name: str, values: object) -> IntArray:
+    """One whole number per request."""
     try:
         array = np.asarray(values)
     except ValueError:

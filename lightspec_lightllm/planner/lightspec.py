@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
+from lightspec_lightllm.planner.acceptance import LEVELS
 from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
-from lightspec_lightllm.planner.estimator import AcceptanceEstimator
-from lightspec_lightllm.planner.gain import NO_GAIN, SurvivalMass
+from lightspec_lightllm.planner.estimator import LEARN_ROUNDS, AcceptanceEstimator, Reading
+from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
+from lightspec_lightllm.planner.intake import Outcome, read_confidence, read_feedback, read_ids, read_proposals
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
-from lightspec_lightllm.planner.steps import legal_steps, steps_values
+from lightspec_lightllm.planner.steps import budget_ends, compared_steps, legal_steps, steps_values
 from lightspec_lightllm.planner.types import (
     BatchView,
     DrafterKind,
@@ -33,8 +35,17 @@ REWARM_ROUNDS = 128
 BACKLOG_TOKENS = 32
 """Tokens per request that a drafter is taken to catch up on at most, where the host does not count its backlog."""
 
+CONTEXT_STEP = 0.03
+"""Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
+
 PROBE_ROWS = 8
 """Drafted rows that a probe verifies."""
+
+FEW = 32
+"""The budget is searched anew when more than one in so many requests changed since it was found."""
+
+SETTLED_ROUNDS = 16
+"""Rounds after which prices and draft steps are looked at anew though nothing was learned."""
 
 
 class LightspecPlanner:
@@ -53,6 +64,7 @@ class LightspecPlanner:
         self.counters = PlannerCounters()
         self._legal = legal_steps(drafter, max_draft_steps)
         self._depths = np.arange(max_draft_steps)
+        self._counts = np.arange(max_draft_steps + 1)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
         self._drift = CostDrift()
@@ -61,7 +73,12 @@ class LightspecPlanner:
         self._backlog = 0
         self._context = 0.0
         self._drafted_to_probe = False
-        self._searched: tuple[SurvivalMass | None, int] = (None, 0)
+        self._state = (0, 0, 0.0)
+        self._age = 0
+        self._price = 0.0
+        self._last_budget: _Budget | None = None
+        self._found_steps = 0
+        self._search_due = False
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 
@@ -74,27 +91,18 @@ class LightspecPlanner:
         num_requests = view.num_requests
         if num_requests == 0:
             return Plan(0, 0)
-        proposed, confidence, levels = self._read(view)
-        context = self._context
-        available = int(np.add.reduce(proposed))
+        proposed, tally = read_proposals(view, self.max_draft_steps)
+        levels, reading = self._read(view, proposed)
+        available = int(self._counts @ tally)
         backlog = self._backlog if view.draft_backlog is None else view.draft_backlog
-        price = self.price(num_requests, context)
+        fresh = self._settle(num_requests)
 
-        curve, survival = NO_GAIN, None
-        if available:
-            curve, survival = self._estimator.waiting(proposed, levels, confidence)
-        rows = choose_budget(
-            curve,
-            num_requests,
-            available,
-            costs=self.costs,
-            context=context,
-            price=price,
-            fills=draft_terms(self.drafter, self._steps)[1],
-            backlog=backlog,
-        )
-        steps = self._choose_steps(num_requests, levels, price, backlog)
-        rows, steps, probe = self._maybe_probe(num_requests, available, rows, steps, backlog)
+        curve, survival, rows = self._choose_budget(proposed, tally, available, levels, reading, backlog)
+        # The round after something was learned, so that no round does everything; at once while that is little.
+        if self._search_due or (fresh and self._estimator.version <= LEARN_ROUNDS):
+            self._found_steps = self._choose_steps(num_requests, levels, backlog)
+        self._search_due = fresh
+        rows, steps, probe = self._maybe_probe(num_requests, available, rows, self._found_steps, backlog)
 
         self._steps = steps
         self.counters.plans += 1
@@ -109,63 +117,111 @@ class LightspecPlanner:
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
             probe=probe,
-            chain=self._chain_rule(num_requests, rows, price),
+            chain=self._chain_rule(num_requests, rows),
+            reading=reading,
         )
 
-    def _chain_rule(self, num_requests: int, rows: int, price: float) -> ChainRule | None:
+    def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
         if self.drafter not in ("serial", "serial_no_kv"):
             return None
         target, draft = self.costs.lines(rows + num_requests, self._context)
         # The slope of the target over the next row of every request.
         row_ms = float(target[rows + num_requests] - target[rows]) / num_requests
-        return ChainRule(self._estimator, price * row_ms, price * float(draft[num_requests]))
+        return ChainRule(self._estimator, self._price * row_ms, self._price * float(draft[num_requests]))
+
+    def _settle(self, num_requests: int) -> bool:
+        """Set the price of time, and keep it until something was learned or the batch changed; whether it was set."""
+        state = (self._estimator.version, num_requests, self._context)
+        self._age += 1
+        if state == self._state and self._age < SETTLED_ROUNDS:
+            return False
+        self._state, self._age = state, 0
+        self._price = self.price(num_requests, self._context)
+        self._last_budget = None
+        return True
+
+    def _choose_budget(  # noqa: PLR0917 - the parts of a view, in its order
+        self,
+        proposed: IntArray,
+        tally: IntArray,
+        available: int,
+        levels: IntArray | None,
+        reading: Reading | None,
+        backlog: int,
+    ) -> tuple[GainCurve, FloatArray | None, int]:
+        """Gain curve of the waiting drafts, the survivals to take rows by, and the verify budget."""
+        num_requests = len(proposed)
+        if not available:
+            return NO_GAIN, None, num_requests
+        fills = draft_terms(self.drafter, self._steps)[1]
+        backlog = backlog if fills else 0
+        batch = tally if levels is None else np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
+        if reading is None and (last := self._last_budget) is not None:
+            few = num_requests // FEW
+            alike = bool((batch == last.batch).all()) if not few else int(np.abs(batch - last.batch).sum()) <= few
+            if alike and last.drafter == (fills, backlog) and last.rows <= num_requests + available:
+                return last.curve, self._estimator.survival(levels), last.rows
+        curve, survival = self._estimator.waiting(proposed, tally, levels, reading)
+        search = partial(
+            choose_budget,
+            num_requests=num_requests,
+            available=available,
+            costs=self.costs,
+            context=self._context,
+            price=self._price,
+            fills=fills,
+            backlog=backlog,
+            ends=budget_ends(num_requests, self._legal, self.costs.max_rows),
+        )
+        rows = search(curve)
+        if rows == num_requests:
+            rows = search(self._estimator.hopeful_curve(proposed, tally, reading))
+        self._last_budget = _Budget(batch, (fills, backlog), curve, rows)
+        return curve, survival, rows
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, context))
         return self._pace.speedup * num_requests / max(off_ms, 1e-9) * self._drift.slope
 
-    def _read(self, view: BatchView) -> tuple[IntArray, FloatArray | None, IntArray | None]:
-        num_requests = view.num_requests
-        proposed = np.asarray(view.proposed, dtype=np.int64)
-        if proposed.shape != (num_requests,):
-            raise PlanError(f"proposed: expected one count for each of {num_requests} requests, got {proposed.shape}")
-        if int(np.minimum.reduce(proposed)) < 0 or int(np.maximum.reduce(proposed)) > self.max_draft_steps:
-            raise PlanError(f"proposed: expected counts in 0..{self.max_draft_steps}, got {proposed.tolist()}")
+    def _read(self, view: BatchView, proposed: IntArray) -> tuple[IntArray | None, Reading | None]:
+        """The requests' levels and what their confidences say; notes the batch's context."""
         context = view.context_tokens
-        self._context = float(context) if isinstance(context, int | float) else float(np.mean(context))
-        ids = None if view.request_ids is None else np.asarray(view.request_ids, dtype=np.int64)
-        if ids is not None and ids.shape != (num_requests,):
-            raise PlanError(f"request_ids: expected {num_requests} ids, got shape {ids.shape}")
-        confidence = None if view.confidence is None else self._checked(view.confidence, proposed)
-        return proposed, confidence, self._estimator.levels(ids)
+        if not isinstance(context, int | float):
+            context = float(np.add.reduce(context, axis=None)) / np.size(context)
+        if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
+            self._context = context
+        levels = self._estimator.levels(read_ids(view))
+        if view.confidence is None:
+            return levels, None
+        confidence = read_confidence(view.confidence, proposed, self.max_draft_steps)
+        return levels, self._estimator.read(confidence, proposed, levels)
 
-    def _checked(self, confidence: FloatArray, proposed: IntArray) -> FloatArray:
-        try:
-            confidence = np.asarray(confidence, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise PlanError("confidence: expected an array of probabilities, got something else") from None
-        if confidence.shape != (len(proposed), self.max_draft_steps):
-            expected = (len(proposed), self.max_draft_steps)
-            raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
-        confidence = np.where(self._depths < proposed[:, None], confidence, 0.0)
-        if not (float(confidence.min()) >= 0.0 and float(confidence.max()) <= 1.0):
-            raise PlanError(
-                "confidence: expected probabilities in 0..1 for every waiting draft, got NaN or one outside"
-            )
-        return confidence
-
-    def _choose_steps(self, num_requests: int, levels: IntArray | None, price: float, backlog: int) -> int:
+    def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
         if self.drafter == "free":
             return self.max_draft_steps
         mass = self._estimator.future(num_requests, levels)
-        if mass is self._searched[0]:
-            return self._searched[1]
+        compared = self._legal if mass.ladder else compared_steps(self._legal, self._steps)
+        values = self._steps_values(mass, num_requests, compared, backlog)
+        best, current = int(values.argmax()), compared.index(self._steps)
+        if values[best] - values[current] <= self.options.steps_margin * num_requests:
+            best = current
+        if best == 0:
+            hopeful = self._steps_values(self._estimator.hopeful(num_requests), num_requests, compared, backlog)
+            if hopeful.argmax():
+                best = 1 + int(values[1:].argmax())
+        return compared[best]
+
+    def _steps_values(
+        self, mass: SurvivalMass, num_requests: int, compared: tuple[int, ...], backlog: int
+    ) -> FloatArray:
+        """What a round with each of the draft steps is worth, the drafter's catching up included."""
+        price = self._price
         values = steps_values(
             mass,
             num_requests,
-            self._legal,
+            compared,
             kind=self.drafter,
             block=self.max_draft_steps,
             costs=self.costs,
@@ -175,14 +231,10 @@ class LightspecPlanner:
         if self.drafter != "serial_no_kv":
             # A skipped round leaves its tokens to catch up on; resuming catches up on all of them once.
             draft = self.costs.lines(backlog + 2 * num_requests, self._context)[1]
-            values[0] -= price * (draft[2 * num_requests] - draft[num_requests])
-            values[1:] -= price * (draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS
-        best = int(values.argmax())
-        current = self._legal.index(self._steps)
-        if values[best] - values[current] <= self.options.steps_margin * num_requests:
-            best = current
-        self._searched = (mass, self._legal[best])
-        return self._legal[best]
+            values[0] -= price * float(draft[2 * num_requests] - draft[num_requests])
+            if backlog:
+                values[1:] -= price * float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS
+        return values
 
     def _maybe_probe(
         self, num_requests: int, available: int, rows: int, steps: int, backlog: int
@@ -231,63 +283,52 @@ class LightspecPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            outcome = self._check(feedback)
+            outcome = read_feedback(feedback, self.max_draft_steps, confidence=False)
+            reading = self._reading_of(feedback, outcome) if len(outcome.verified) else None
         except (FeedbackError, PlanError) as error:
             self.counters.refused_feedback += 1
             raise FeedbackError(str(error)) from None
         if not len(outcome.verified):
             return
         self.counters.observed += 1
-        self._account(feedback, outcome.verified, outcome.accepted)
+        self._account(feedback, outcome)
         trials = np.minimum(outcome.verified, outcome.accepted)
         num_trials = int(np.add.reduce(trials))
-        residual = 0.0
+        surprise = 0.0
         if num_trials:
-            residual = self._estimator.learn(
+            if feedback.plan.probe:
+                surprise = self._estimator.surprise(trials, outcome.accepted)
+            self._estimator.learn(
                 trials,
-                outcome.accepted - 1,
+                outcome.accepted,
+                outcome.tally,
                 request_ids=outcome.request_ids,
-                confidence=outcome.confidence,
+                reading=reading,
                 proposed=outcome.proposed,
             )
             self.counters.changes = self._estimator.changes
-        elif outcome.confidence is not None:
-            self._estimator.look(outcome.confidence, outcome.proposed, request_ids=outcome.request_ids)
-        self._probes.observed(num_trials, feedback.plan.probe, residual)
+        elif reading is not None:
+            self._estimator.look(reading, outcome.proposed)
+        self._probes.observed(num_trials, feedback.plan.probe, surprise)
 
-    def _check(self, feedback: RoundFeedback) -> _Outcome:
-        verified, accepted = _whole("verified", feedback.verified), _whole("accepted", feedback.accepted)
-        if verified.shape != accepted.shape:
-            shapes = f"{verified.shape} and {accepted.shape}"
-            raise FeedbackError(f"verified and accepted: expected one number per request each, got shapes {shapes}")
-        proposed = _proposed(feedback, verified)
-        if len(verified) and (
-            int(np.minimum.reduce(verified)) < 0
-            or int(np.maximum.reduce(verified)) > self.max_draft_steps
-            or int(np.maximum.reduce(verified - proposed)) > 0
-            or int(np.minimum.reduce(accepted)) < 1
-            or int(np.maximum.reduce(accepted - verified)) > 1
-        ):
-            raise FeedbackError(
-                f"expected verified in 0..{self.max_draft_steps}, no more than the {proposed.tolist()} proposed, and "
-                f"accepted in 1..1 + verified, got verified {verified.tolist()} and accepted {accepted.tolist()}"
-            )
-        if feedback.measured_ms is not None and not _is_time(feedback.measured_ms):
-            raise FeedbackError(f"measured_ms: expected a finite time above 0, got {feedback.measured_ms!r}")
-        ids = None if feedback.request_ids is None else _whole("request_ids", feedback.request_ids)
-        if ids is not None and ids.shape != verified.shape:
-            raise FeedbackError(f"request_ids: expected {len(verified)}, got {len(ids)}")
-        confidence = None if feedback.confidence is None else self._checked(feedback.confidence, proposed)
-        return _Outcome(verified, accepted, proposed, confidence, ids)
+    def _reading_of(self, feedback: RoundFeedback, outcome: Outcome) -> Reading | None:
+        """What the confidences say: as read when the round was planned, or read now if they were not known then."""
+        if feedback.confidence is None:
+            return None
+        reading, proposed = feedback.plan.reading, outcome.proposed
+        if reading is not None and len(reading.bins) == len(proposed):
+            return reading
+        confidence = read_confidence(feedback.confidence, proposed, self.max_draft_steps)
+        return self._estimator.read(confidence, proposed, self._estimator.levels(outcome.request_ids))
 
-    def _account(self, feedback: RoundFeedback, verified: IntArray, accepted: IntArray) -> None:
+    def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""
         plan = feedback.plan
-        tokens, num_requests = int(accepted.sum()), len(accepted)
+        tokens, num_requests = int(np.add.reduce(outcome.accepted)), len(outcome.accepted)
         self._backlog = min(self._backlog + tokens, BACKLOG_TOKENS * num_requests) if plan.draft_steps == 0 else 0
         table_ms = plan.table_ms
         if table_ms <= 0.0:
-            table_ms = self.costs.target_ms(num_requests + int(verified.sum()), num_requests, self._context)
+            table_ms = self.costs.target_ms(num_requests + int(outcome.verified.sum()), num_requests, self._context)
         expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None:
             time = min(max(feedback.measured_ms, expected / 3.0), expected * 3.0)
@@ -297,37 +338,10 @@ class LightspecPlanner:
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
 
 
-class _Outcome(NamedTuple):
-    """A round's feedback, checked: int[N] each, confidence float[N, K]."""
+class _Budget(NamedTuple):
+    """The verify budget found last, for how many requests by proposal and level, and for what of the drafter."""
 
-    verified: IntArray
-    accepted: IntArray
-    proposed: IntArray
-    confidence: FloatArray | None
-    request_ids: IntArray | None
-
-
-def _whole(name: str, values: object) -> IntArray:
-    """One whole number per request."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise FeedbackError(f"{name}: expected one number per request, got rows of several lengths") from None
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise FeedbackError(
-            f"{name}: expected one whole number per request, got shape {array.shape} and dtype {array.dtype}"
-        )
-    return array.astype(np.int64, copy=False)
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return math.isfinite(value) and value > 0
-    except TypeError:
-        return False
-
-
-def _proposed(feedback: RoundFeedback, verified: IntArray) -> IntArray:
-    """Drafts that were up for verification; those verified, where the plan does not say."""
-    proposed = feedback.plan.proposed
-    return verified if proposed is None or len(proposed) != len(verified) else proposed
+    batch: IntArray
+    drafter: tuple[float, int]
+    curve: GainCurve
+    rows: int

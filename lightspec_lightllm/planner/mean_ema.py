@@ -145,7 +145,7 @@ class MeanEmaPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            verified, accepted, proposed, _ = read_feedback(feedback, self.max_draft_steps)
+            verified, accepted, proposed, *_ = read_feedback(feedback, self.max_draft_steps, confidence=False)
         except FeedbackError:
             self.counters.refused_feedback += 1
             raise

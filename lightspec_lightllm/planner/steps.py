@@ -41,14 +41,14 @@ def steps_values(
         float[D], tokens, less the price of the round's time.
     """
     chained, fills = _terms(kind, legal)
-    ends = _ends(num_requests, legal, costs.max_rows)
+    ends = budget_ends(num_requests, legal, costs.max_rows)
     chain_rows = num_requests * block if kind == "block" else num_requests
     line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
     budgets = costs.budgets(ends, context, backlog)
     if mass.ladder and kind != "chained":
         value = _ladder_values(mass, num_requests, budgets, price, float(fills[-1]))
     else:
-        value = _values(mass, num_requests, legal, budgets, price, fills)
+        value = _values(mass, legal, budgets, price, fills)
     return num_requests + value - (price * float(line[chain_rows])) * chained
 
 
@@ -59,8 +59,8 @@ def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, Float
 
 
 @lru_cache(maxsize=1024)
-def _ends(num_requests: int, legal: tuple[int, ...], max_rows: int | None) -> tuple[int, ...]:
-    """The largest budget of each d."""
+def budget_ends(num_requests: int, legal: tuple[int, ...], max_rows: int | None) -> tuple[int, ...]:
+    """The largest budget of each legal d."""
     cap = num_requests * (1 + legal[-1]) if max_rows is None else max_rows
     return tuple(max(num_requests, min(num_requests * (1 + d), cap)) for d in legal)
 
@@ -69,20 +69,14 @@ def _ladder_values(
     mass: SurvivalMass, num_requests: int, budgets: BudgetCosts, price: float, fills: float
 ) -> FloatArray:
     """Requests that are all alike: drafting d more or fewer only moves the end of one and the same gain curve."""
-    value = mass.curve().at(budgets.rows - num_requests) - price * budgets.target_ms
-    skipping = value[0]
-    best = np.maximum.accumulate(value - (price * fills) * budgets.draft_ms)[budgets.ends]
-    best[0] = skipping
+    gain = mass.curve().at(budgets.extra)
+    best = cast(FloatArray, np.maximum.accumulate(gain - price * budgets.ms(fills)).take(budgets.ends))
+    best[0] = -price * budgets.ms_of(num_requests, 0.0)
     return best
 
 
-def _values(  # noqa: PLR0917 - the same nouns as above, in the same order
-    mass: SurvivalMass,
-    num_requests: int,
-    legal: tuple[int, ...],
-    budgets: BudgetCosts,
-    price: float,
-    fills: FloatArray,
+def _values(
+    mass: SurvivalMass, legal: tuple[int, ...], budgets: BudgetCosts, price: float, fills: FloatArray
 ) -> FloatArray:
     """All lengths at once: a gain curve per d, laid end to end so that one interpolation reads them all."""
     steps = np.array(legal)[:, None]
@@ -91,15 +85,28 @@ def _values(  # noqa: PLR0917 - the same nouns as above, in the same order
     heights = np.zeros_like(knots)
     np.add.accumulate(count, axis=1, out=knots[:, 1:])
     np.add.accumulate(count * mass.value, axis=1, out=heights[:, 1:])
-    wanted = budgets.rows - num_requests
+    wanted = budgets.extra
     shift = np.arange(len(legal))[:, None] * (knots[-1, -1] + wanted[-1] + 2.0)
     # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
     at = np.minimum(wanted, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
-    value = gain - price * (budgets.target_ms + fills[:, None] * budgets.draft_ms)
+    value = gain - price * np.stack([budgets.ms(float(passes)) for passes in fills])
     return cast(FloatArray, value.max(axis=1))
 
 
 def legal_steps(kind: DrafterKind, max_draft_steps: int) -> tuple[int, ...]:
     """Draft steps that a kind of drafter can take: every length, or all or nothing where layers must keep pace."""
     return (0, max_draft_steps) if kind in ("chained", "block") else tuple(range(max_draft_steps + 1))
+
+
+@lru_cache(maxsize=1024)
+def compared_steps(legal: tuple[int, ...], current: int) -> tuple[int, ...]:
+    """The legal draft steps to compare: none, the neighbours of the current ones, and some between far and near.
+
+    The value of a round is flat around the best steps, and the neighbours lead there.
+    """
+    around = {current - 1, current, current + 1, legal[-1], *_SPREAD}
+    return tuple(steps for steps in legal if steps in around)
+
+
+_SPREAD = (0, 1, 2, 3, 5, 7, 10)

@@ -5,7 +5,7 @@ Shapes: ``N`` requests of the batch, ``K`` the largest number of draft steps. Ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from lightspec_lightllm.planner.chain import ChainRule
+    from lightspec_lightllm.planner.estimator import Reading
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -59,6 +60,7 @@ class Plan:
         predicted_ms: the same, corrected by the measured time of earlier rounds.
         predicted_tokens: the round's expected committed tokens.
         probe: whether the round was made to learn rather than to gain.
+        reading: the planner's own notes on the confidences it saw; a host passes the plan back as it is.
         chain: whether each further draft step pays, for a host that drafts step by step; None: make ``draft_steps``.
     """
 
@@ -72,6 +74,7 @@ class Plan:
     predicted_tokens: float = 0.0
     probe: bool = False
     chain: ChainRule | None = None
+    reading: Reading | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

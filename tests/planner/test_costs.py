@@ -148,5 +148,6 @@ def test_the_budgets_compared_hold_every_end_and_every_edge_between(
         assert (np.diff(budgets.rows) > 0).all()
         assert budgets.rows[budgets.ends].tolist() == list(ends)
         assert {int(r) for r in costs.target.rows if ends[0] <= r <= ends[-1]} <= set(budgets.rows.tolist())
-        assert budgets.target_ms.tolist() == target[budgets.rows].tolist()
-        assert budgets.draft_ms.tolist() == draft[budgets.rows].tolist()
+        assert budgets.ms(0.0).tolist() == target[budgets.rows].tolist()
+        assert budgets.ms(2.0).tolist() == (target + 2.0 * draft)[budgets.rows].tolist()
+        assert budgets.ms_of(ends[-1], 2.0) == pytest.approx(budgets.ms(2.0)[-1])

@@ -17,7 +17,7 @@ from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Plan, 
 from lightspec_lightllm.planner.dspark import DsparkPlanner, TemperatureScale
 from lightspec_lightllm.planner.intake import Outcome
 from lightspec_lightllm.planner.oracle import best_budget
-from lightspec_lightllm.planner.types import FloatArray
+from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.simulation import FairHost, serve
 from tests.planner.worlds import CPU, GPU, KINDS, cost_models, play, survival_of, wild_rounds
 
@@ -175,6 +175,11 @@ def test_without_confidence_everything_is_verified() -> None:
         planner.observe(round_.feedback(plan, round_.view.proposed, told=False))
 
 
+def outcome(verified: IntArray, accepted: IntArray, proposed: IntArray, told: FloatArray) -> Outcome:
+    """A round's feedback as it is read."""
+    return Outcome(verified, accepted, proposed, np.bincount(accepted), told, None)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 4.0])
 def test_a_temperature_between_what_is_told_and_what_is_true_is_found(temperature: float) -> None:
     rng = np.random.default_rng(1)
@@ -185,7 +190,7 @@ def test_a_temperature_between_what_is_told_and_what_is_true_is_found(temperatur
         count = np.full(64, 2)
         accepted = 1 + np.logical_and.accumulate(right, axis=1).sum(axis=1)
         told_of = 1 / (1 + np.exp(-temperature * truth))
-        scale.learn(Outcome(count, accepted, count, told_of), told_of)
+        scale.learn(outcome(count, accepted, count, told_of), told_of)
     assert scale.temperature == pytest.approx(temperature, rel=0.2)
 
 
@@ -198,16 +203,16 @@ def test_trimming_by_confidence_does_not_bias_the_calibration() -> None:
         verified = np.logical_and.accumulate(truth > -0.5, axis=1).sum(axis=1)
         accepted = 1 + np.minimum(np.logical_and.accumulate(right, axis=1).sum(axis=1), verified)
         told_of = 1 / (1 + np.exp(-2.0 * truth))
-        scale.learn(Outcome(verified, accepted, np.full(64, 3), told_of), told_of)
+        scale.learn(outcome(verified, accepted, np.full(64, 3), told_of), told_of)
     assert scale.temperature == pytest.approx(2.0, rel=0.2)
 
 
 def test_few_trials_leave_the_confidence_as_it_is_told() -> None:
     scale = TemperatureScale(1)
     count = np.ones(99, dtype=np.int64)
-    scale.learn(Outcome(count, count, count, np.full((99, 1), 0.9)), np.full((99, 1), 0.9))
+    scale.learn(outcome(count, count, count, np.full((99, 1), 0.9)), np.full((99, 1), 0.9))
     assert scale.temperature.tolist() == [1.0]
-    scale.learn(Outcome(count, count, count, np.full((99, 1), 0.9)), np.full((99, 1), 0.9))
+    scale.learn(outcome(count, count, count, np.full((99, 1), 0.9)), np.full((99, 1), 0.9))
     assert scale.temperature.tolist() == [16.0]
 
 

@@ -83,7 +83,7 @@ def test_the_history_stands_for_one_batch_whose_requests_all_propose_everything(
     rng = np.random.default_rng(seed)
     history = SurvivalHistory(4)
     for size in batches:
-        history.push(survival_of(rng.uniform(0.0, 1.0, (size, 4))))
+        history.push(survival_of(rng.uniform(0.0, 1.0, (size, 4))), np.full(size, 4))
     mass = history.mass(num_requests)
     assert len(history) > 0
     for depth in range(1, 5):
@@ -96,10 +96,10 @@ def test_the_history_keeps_the_mean_of_what_was_pushed_last() -> None:
     rng = np.random.default_rng(3)
     history = SurvivalHistory(2)
     for _ in range(50):
-        history.push(survival_of(rng.uniform(0.0, 0.2, (16, 2))))
+        history.push(survival_of(rng.uniform(0.0, 0.2, (16, 2))), np.full(16, 2))
     late = survival_of(rng.uniform(0.6, 1.0, (1024, 2)))
     for chunk in late.reshape(64, 16, 2):
-        history.push(chunk)
+        history.push(chunk, np.full(16, 2))
     mass = history.mass(1)
     for depth in (1, 2):
         at = mass.depth == depth
@@ -113,7 +113,7 @@ def test_the_order_of_the_requests_in_a_round_does_not_change_the_history() -> N
     for mixed in (False, True):
         history = SurvivalHistory(3)
         for survival in rounds:
-            history.push(survival[rng.permutation(60)] if mixed else survival)
+            history.push(survival[rng.permutation(60)] if mixed else survival, np.full(60, 3))
         masses.append(history.mass(60))
     np.testing.assert_allclose(masses[0].value, masses[1].value, atol=1e-12)
     np.testing.assert_allclose(masses[0].count, masses[1].count, atol=1e-12)

@@ -113,28 +113,27 @@ def relative(trace: Trace, reference: FloatArray, *, drawn: bool) -> float:
 
 
 def adapt_rounds(cell: Cell, arm: str) -> tuple[int | None, ...]:
-    """Rounds after each change of segment until the arm's rate, smoothed and over all seeds, stays near the optimum's.
+    """Rounds after each change of segment until the arm's rate stays near the optimum's of the same rounds.
 
-    A rate counts from the first round of its window.
+    Rates are those of `WINDOW` rounds and of all seeds together; they count from the first round of the window.
     """
     if OPTIMUM not in cell.arms:
         return ()
     out: list[int | None] = []
     for segment in range(1, len(cell.scenario.segments)):
-        wanted = ADAPTED * _pooled_rate(cell, OPTIMUM, segment)
-        parts = [cell.traces[arm, seed].of(segment) for seed in cell.seeds]
-        window = min(WINDOW, len(parts[0].ms))
-        tokens = smoothed(np.sum([p.tokens if arm == CLAIRVOYANT else p.expected for p in parts], axis=0), window)
-        rate = 1e3 * tokens / smoothed(np.sum([p.ms + p.charged_ms for p in parts], axis=0), window)
-        below = np.flatnonzero(rate < wanted)
+        rate, best = (_smoothed_rate(cell, name, segment) for name in (arm, OPTIMUM))
+        below = np.flatnonzero(rate < ADAPTED * best)
         first = int(below[-1]) + 1 if len(below) else 0
         out.append(first if first < len(rate) else None)
     return tuple(out)
 
 
-def _pooled_rate(cell: Cell, arm: str, segment: int) -> float:
+def _smoothed_rate(cell: Cell, arm: str, segment: int) -> FloatArray:
     parts = [cell.traces[arm, seed].of(segment) for seed in cell.seeds]
-    return 1e3 * sum(float(p.expected.sum()) for p in parts) / sum(p.total_ms for p in parts)
+    window = min(WINDOW, len(parts[0].ms))
+    tokens = np.sum([p.tokens if arm == CLAIRVOYANT else p.expected for p in parts], axis=0)
+    time = np.sum([p.ms + p.charged_ms for p in parts], axis=0)
+    return smoothed(tokens, window) / smoothed(time, window)
 
 
 def _summary(cell: Cell, arm: str, references: dict[str, dict[int, FloatArray]]) -> ArmSummary:

@@ -98,10 +98,9 @@ class Belief:
             # The token after the last right draft is the target's own: a wrong draft if one was verified there.
             wrong = going & (drafts_right == depth)
             evidence = np.ones_like(belief)
-            passed = going & ~wrong
-            evidence[passed] = right[passed, depth]
-            failed = wrong & (verified > depth)
-            if failed.any():
+            if depth < right.shape[1]:
+                passed, failed = going & ~wrong, wrong & (verified > depth)
+                evidence[passed] = right[passed, depth]
                 evidence[failed] = 1.0 - right[failed, depth]
             moved = (belief * evidence) @ self._step
             belief[going] = (moved / moved.sum(axis=1, keepdims=True))[going]

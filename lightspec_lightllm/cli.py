@@ -14,8 +14,10 @@ from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_config
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
+from lightspec_lightllm.machine import REPOSITORY
 from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
 
+REFERENCE_COSTS = REPOSITORY / "configs" / "costs" / "h200-qwen3-14b.yaml"
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -107,7 +109,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "Keys of the file: num_requests, max_draft_steps, proposed (drafts waiting: a number, or one per request), "
         "acceptance (per depth) or confidence (a list per request), drafter (serial, serial_no_kv, chained, block, "
         "free), draft_steps (by now), context_tokens, draft_backlog, speedup or price (of time), options (of the "
-        "strategy), and costs (tables) or costs_file. configs/states/chat-64.yaml explains them and is a start."
+        "strategy), and costs (tables), costs_file or roofline_file. configs/states/chat-64.yaml explains them."
     )
     parser.add_argument("--explain", type=Path, required=True, metavar="STATE", help="YAML file of the batch")
     parser.add_argument("--all", action="store_true", help="show every budget, not only those near the chosen one")
@@ -121,7 +123,16 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         "--drafter-kind make a variant each."
     )
     add = parser.add_argument
-    add("scenario", type=Path, metavar="SCENARIO", help="YAML, such as configs/scenarios/stationary.yaml")
+    add("scenario", type=Path, nargs="?", metavar="SCENARIO", help="YAML, such as configs/scenarios/stationary.yaml")
+    add(
+        "--reference",
+        type=Path,
+        nargs="?",
+        const=REFERENCE_COSTS,
+        metavar="COSTS",
+        help="instead of a scenario: the published comparison with 3, 7 and 11 fixed steps, on a modelled GPU "
+        "(default: configs/costs/h200-qwen3-14b.yaml); heeds --seeds, --plan-time, --rounds and --out",
+    )
     add("--arms", nargs="+", default=default.arms, metavar="ARM", help=f"default: {' '.join(default.arms)}")
     add("--seeds", type=int, default=len(default.seeds), metavar="N", help="runs of each arm, one per seed")
     add("--plan-time", default="measured", metavar="TIME", help="charged per round: measured, none or microseconds")
@@ -199,6 +210,13 @@ def simulate(arguments: argparse.Namespace) -> int:
         confidence=arguments.confidence,
         rounds=arguments.rounds,
     )
+    if (arguments.scenario is None) == (arguments.reference is None):
+        raise ConfigError("simulate: expected either a SCENARIO or --reference (see lightspec simulate --help)")
+    if arguments.reference is not None:
+        from lightspec_lightllm.simulate.reference import run_reference
+
+        run_reference(arguments.reference, options, arguments.out, date=datetime.now().astimezone())
+        return 0
 
     from lightspec_lightllm.simulate.command import run_simulate
 

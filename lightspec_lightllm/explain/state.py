@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +37,8 @@ class State:
         price: tokens per millisecond. Neither: the rate that this very batch would settle at.
         options: of the strategy; the search uses ``steps_margin`` alone.
         costs: tables of what rounds cost; or else
-        costs_file: a YAML file of such tables, or of a roofline model, relative to the state's.
+        costs_file: a YAML file of such tables, relative to the state's; or else
+        roofline_file: the same of a modelled GPU, see `adapters.roofline`.
     """
 
     num_requests: int
@@ -55,6 +55,7 @@ class State:
     options: PlannerOptions = field(default_factory=PlannerOptions)
     costs: CostTables | None = None
     costs_file: str | None = None
+    roofline_file: str | None = None
 
     def __post_init__(self) -> None:
         most, steps = self.num_requests, self.max_draft_steps
@@ -82,7 +83,8 @@ class State:
         for name, value, least in (("speedup", self.speedup, 1.0), ("price", self.price, 0.0)):
             good = value is None or (math.isfinite(value) and value >= least)
             _expect(good, f"{name}: expected a finite number of at least {least:g}, got {value}")
-        _expect((self.costs is None) != (self.costs_file is None), "costs: expected either costs or costs_file")
+        sources = sum(source is not None for source in (self.costs, self.costs_file, self.roofline_file))
+        _expect(sources == 1, "costs: expected one of costs, costs_file and roofline_file")
 
     @property
     def waiting(self) -> IntArray:
@@ -111,17 +113,11 @@ def load_state(path: Path) -> tuple[State, CostModel]:
         ConfigError: a file cannot be read, or a key or value is wrong; the message names it.
     """
     state = load_yaml(path, State, name="state")
+    if state.roofline_file is not None:
+        return state, load_roofline(path.parent / state.roofline_file).costs()
     if state.costs is not None:
         return state, state.costs.model()
-    return state, _load_costs(path.parent / (state.costs_file or ""))
-
-
-def _load_costs(path: Path) -> CostModel:
-    try:
-        modelled = re.search(r"^gpu:", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"costs {path} cannot be read: {error}") from None
-    return load_roofline(path).costs() if modelled else load_yaml(path, CostTables, name="costs").model()
+    return state, load_yaml(path.parent / (state.costs_file or ""), CostTables, name="costs").model()
 
 
 def _expect(good: bool, message: str) -> None:

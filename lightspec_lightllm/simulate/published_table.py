@@ -33,7 +33,7 @@ def published_table(results: Sequence[LoadResult], model: Roofline, *, num_seeds
         f"{model.floor_ms:.2f} ms or {model.row_ms():.4f} ms per row, knee at {model.knee_rows:.0f} rows. "
         f"Median [lowest-highest] of {num_seeds} seeds, {rounds} rounds each from a cold start, planning charged."
     )
-    worlds = f"medians of {min(num_seeds, WORLD_SEEDS)} seeds"
+    worlds = f"medians; other worlds than the modelled one on {min(num_seeds, WORLD_SEEDS)} of the seeds"
     parts: list[RenderableType] = [Text(head), arms_table(results), Text("best static: " + _best(results), style="dim")]
     parts += [
         Text(f"\nDynamic against {MOST} fixed steps, published and modelled", style="bold"),

@@ -204,8 +204,10 @@ GOOD: dict[str, Any] = {
         ({"price": 1.0, "speedup": 1.0}, "price: expected speedup or price, or neither"),
         ({"options": {"probe_cost": 2.0}}, "probe_cost: 2.0 is out of range"),
         ({"costs": {"target": {}}}, "target table: expected a table {rows: ms} with at least one entry"),
-        ({"costs": None}, "costs: expected either costs or costs_file"),
+        ({"costs": None}, "costs: expected one of costs, costs_file and roofline_file"),
         ({"costs": None, "costs_file": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"costs": None, "roofline_file": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"roofline_file": "nowhere.yaml"}, "costs: expected one of costs, costs_file and roofline_file"),
         ({"cost": 3}, "cost is not a known key; did you mean costs?"),
     ],
 )
@@ -242,7 +244,7 @@ def test_costs_of_a_file_are_tables_or_a_roofline(tmp_path: Path) -> None:
     _, costs = read({**content, "costs_file": "tables.yaml"}, tmp_path)
     assert costs.target_ms(8, 4, 0.0) == 2.5
     modelled = EXAMPLE.parents[1] / "costs" / "h200-qwen3-14b.yaml"
-    _, costs = read({**content, "costs_file": str(modelled)}, tmp_path)
+    _, costs = read({**content, "roofline_file": str(modelled)}, tmp_path)
     assert costs.target_ms(1, 1, 2.0) == pytest.approx(7.5, rel=0.01)
     tables.write_text("targets: {1: 1.0}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="targets is not a known key"):

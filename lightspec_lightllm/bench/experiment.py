@@ -35,7 +35,7 @@ class Host(Protocol):
     def submit(self, prompt: list[int], params: SamplingParams, /) -> Request: ...
 
     def rounds(self, arm: str, /) -> Stepper:
-        """Rounds of a fresh planner over the same engine."""
+        """Rounds of a fresh planner over the same engine; those of several planners may take turns while it is idle."""
         ...
 
     def top_two_gap(self, tokens: list[int], /) -> float | None:
@@ -98,7 +98,11 @@ def warm_up(host: Host, prompt: list[int]) -> None:
 
 
 def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOptions, progress: Progress) -> None:
-    """Every arm, every repetition, on the same prompts and seeds; then compares the texts."""
+    """Every arm, every repetition, on the same prompts and seeds; then compares the texts.
+
+    A planner lives as long as its cell, as one lives as long as its server: the first repetition starts with one that
+    has seen nothing, the others go on with what it learned.
+    """
     requests = [
         (
             tokens,
@@ -106,11 +110,12 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         )
         for index, tokens in enumerate(prompts)
     ]
+    rounds = {arm: host.rounds(arm) for arm in options.arms}
     for repetition, arm in schedule(options.arms, options.repetitions):
         progress.run_started(cell, arm, repetition)
         result = run_closed_loop(
             host.submit,
-            host.rounds(arm),
+            rounds[arm],
             requests,
             concurrency=cell.concurrency,
             on_finish=progress.request_finished,

@@ -48,7 +48,10 @@ class FakeHost:
     wrong: str | None = None
     gap: float | None = 2e-5
     interrupt_after: int | None = None
+    opened: list[str] = field(default_factory=list)
+    """Arms whose planners were made."""
     started: list[str] = field(default_factory=list)
+    """Arms that ran, one entry per run."""
     live: list[FakeRequest] = field(default_factory=list)
     most_in_flight: int = 0
     fallback: str | None = None
@@ -56,6 +59,7 @@ class FakeHost:
     model_id: str = "fake"
     threads: int = 1
     steps: int = 0
+    running: "FakeRounds | None" = None
 
     def __post_init__(self) -> None:
         self.ids = itertools.count()
@@ -64,16 +68,14 @@ class FakeHost:
         return [ord(letter) for letter in text]
 
     def submit(self, prompt: list[int], params: SamplingParams, /) -> FakeRequest:
-        wrong_at = 2 if self.started and self.started[-1] == self.wrong else None
-        request = FakeRequest(next(self.ids), list(prompt), len(prompt), params.max_tokens, wrong_at)
+        request = FakeRequest(next(self.ids), list(prompt), len(prompt), params.max_tokens)
         self.live.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self.live))
         return request
 
     def rounds(self, arm: str, /) -> "FakeRounds":
-        assert not self.live, "an arm began while requests of another were in flight"
-        self.started.append(arm)
-        rounds = FakeRounds(self, TOKENS_PER_ROUND[arm])
+        self.opened.append(arm)
+        rounds = FakeRounds(self, arm, TOKENS_PER_ROUND[arm])
         rounds.counters.fallback = self.fallback if arm == "lightspec" else None
         return rounds
 
@@ -85,6 +87,7 @@ class FakeHost:
 @dataclass
 class FakeRounds:
     host: FakeHost
+    arm: str
     tokens: int
     counters: DecodeCounters = field(default_factory=lambda: DecodeCounters(15))
 
@@ -95,6 +98,13 @@ class FakeRounds:
         live = self.host.live
         if not live:
             return None
+        if self.host.running is not self:
+            assert not any(request.num_generated for request in live), "an arm began within the run of another"
+            self.host.running = self
+            self.host.started.append(self.arm)
+        for request in live:
+            if self.arm == self.host.wrong:
+                request.wrong_at = 2
         committed = [request.advance(self.tokens) for request in live]
         count, drafts = len(live), self.tokens - 1
         record = RoundRecord(

@@ -94,6 +94,14 @@ def test_ratios_are_paired_inside_a_repetition() -> None:
     assert ratio.median == sorted(pairs)[1]
 
 
+def test_the_repetitions_of_a_cell_go_on_with_one_planner_per_arm() -> None:
+    host = FakeHost()
+    run_experiment(host, [CHAT], options(concurrency=(1, 4), repetitions=3), Heard())
+    warm_up, *cells = host.opened
+    assert warm_up == "off"
+    assert cells == ["off", "fixed:3", "lightspec"] * 2
+
+
 def test_an_interruption_keeps_whole_runs_only() -> None:
     # The warm-up takes 4 rounds, two prompts of off 16, of fixed:3 8; the next run is cut.
     host = FakeHost(interrupt_after=29)

@@ -141,6 +141,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     add("--drafter-kind", nargs="+", default=(), metavar="KIND", help="serial, serial_no_kv, chained, block, free")
     add("--confidence", metavar="WHEN", help="live, late or none")
     add("--rounds", type=int, metavar="N", help="rounds of every segment")
+    add(
+        "--search-rounds",
+        type=int,
+        default=default.search_rounds,
+        metavar="N",
+        help="rounds of each run by which static settings and prices of time are found",
+    )
     add("--out", type=Path, default=Path("simulate-results"), metavar="DIR", help="folder for JSON and plots")
 
 
@@ -209,6 +216,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         kinds=tuple(arguments.drafter_kind),
         confidence=arguments.confidence,
         rounds=arguments.rounds,
+        search_rounds=arguments.search_rounds,
     )
     if (arguments.scenario is None) == (arguments.reference is None):
         raise ConfigError("simulate: expected either a SCENARIO or --reference (see lightspec simulate --help)")

@@ -84,4 +84,4 @@ class SimulateOptions:
         if not self.arms or not self.seeds or min(self.seeds) < 0:
             raise ConfigError("expected at least one arm and at least one seed, of at least 0")
         if self.search_rounds < 10:
-            raise ConfigError(f"search rounds: expected at least 10, got {self.search_rounds}")
+            raise ConfigError(f"--search-rounds: expected at least 10, got {self.search_rounds}")

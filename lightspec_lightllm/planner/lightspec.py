@@ -18,7 +18,7 @@ from lightspec_lightllm.planner.intake import Outcome, read_confidence, read_fee
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
-from lightspec_lightllm.planner.steps import budget_ends, compared_steps, legal_steps, steps_values
+from lightspec_lightllm.planner.steps import budget_ends, catching_up_ms, compared_steps, legal_steps, steps_values
 from lightspec_lightllm.planner.types import (
     BatchView,
     DrafterKind,
@@ -28,9 +28,6 @@ from lightspec_lightllm.planner.types import (
     PlannerCounters,
     RoundFeedback,
 )
-
-REWARM_ROUNDS = 128
-"""Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
 
 BACKLOG_TOKENS = 32
 """Tokens per request that a drafter is taken to catch up on at most, where the host does not count its backlog."""
@@ -228,12 +225,9 @@ class LightspecPlanner:
             context=self._context,
             price=price,
         )
-        if self.drafter != "serial_no_kv":
-            # A skipped round leaves its tokens to catch up on; resuming catches up on all of them once.
-            draft = self.costs.lines(backlog + 2 * num_requests, self._context)[1]
-            values[0] -= price * float(draft[2 * num_requests] - draft[num_requests])
-            if backlog:
-                values[1:] -= price * float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS
+        idle, resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self.costs, context=self._context)
+        values[0] -= price * idle
+        values[1:] -= price * resumed
         return values
 
     def _maybe_probe(

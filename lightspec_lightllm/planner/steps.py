@@ -11,6 +11,9 @@ from lightspec_lightllm.planner.costs import BudgetCosts, CostModel, draft_terms
 from lightspec_lightllm.planner.gain import SurvivalMass
 from lightspec_lightllm.planner.types import DrafterKind, FloatArray
 
+REWARM_ROUNDS = 128
+"""Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
+
 
 def steps_values(
     mass: SurvivalMass,
@@ -92,6 +95,24 @@ def _values(
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
     value = gain - price * np.stack([budgets.ms(float(passes)) for passes in fills])
     return cast(FloatArray, value.max(axis=1))
+
+
+def catching_up_ms(
+    kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float
+) -> tuple[float, float]:
+    """What not drafting costs the drafter's KV cache, in milliseconds per round, beside what `steps_values` counts.
+
+    A round without drafts leaves its tokens to catch up on; drafting again catches up on all of them once, which is
+    written off over `REWARM_ROUNDS`.
+
+    Returns:
+        The time to add to a round that drafts nothing, and to every other.
+    """
+    if kind in ("serial_no_kv", "free"):
+        return 0.0, 0.0
+    draft = costs.lines(backlog + 2 * num_requests, context)[1]
+    idle = float(draft[2 * num_requests] - draft[num_requests])
+    return idle, float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS if backlog else 0.0
 
 
 def legal_steps(kind: DrafterKind, max_draft_steps: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.costs import draft_terms
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalMass
 from lightspec_lightllm.planner.oracle import best_budget, best_steps
-from lightspec_lightllm.planner.steps import legal_steps, steps_values
+from lightspec_lightllm.planner.steps import catching_up_ms, legal_steps, steps_values
 from lightspec_lightllm.planner.types import FloatArray
 
 SAME = 1e-6
@@ -51,7 +51,7 @@ class Steps:
         rows: the best B for it.
         tokens: committed tokens of a round like that.
         round_ms: its time.
-        draft_ms: what of it is drafting.
+        draft_ms: what of it is drafting, the drafter's catching up with tokens that it has not seen included.
         value: ``tokens - price round_ms``.
     """
 
@@ -130,7 +130,7 @@ def explain(state: State, costs: CostModel) -> Explanation:
         disagreements=(
             *_check_budget(state, costs, budgets, rows, price),
             *faults,
-            *_check_steps(state, costs, best, price),
+            *_check_steps(state, costs, steps, price),
         ),
     )
 
@@ -159,14 +159,27 @@ def _values(state: State, costs: CostModel, legal: tuple[int, ...], price: float
     return values - price * costs.base_ms(state.num_requests, state.context_tokens)
 
 
+def _catching_up(state: State, costs: CostModel, legal: tuple[int, ...]) -> FloatArray:
+    """float[D], milliseconds of a round that the drafter's catching up takes."""
+    idle, resumed = catching_up_ms(
+        state.drafter, state.num_requests, state.draft_backlog, costs=costs, context=state.context_tokens
+    )
+    return np.array([resumed if steps else idle for steps in legal])
+
+
 def _settled_price(state: State, costs: CostModel, legal: tuple[int, ...]) -> float:
     """The price at which the best round is worth exactly its time: the rate of that round (Dinkelbach 1967)."""
+    behind = _catching_up(state, costs, legal)
+
+    def best(price: float) -> float:
+        return float((_values(state, costs, legal, price) - price * behind).max())
+
     low, high = 0.0, 1.0
-    while _values(state, costs, legal, high).max() > 0 and high < 1e9:
+    while best(high) > 0 and high < 1e9:
         low, high = high, 2 * high
     for _ in range(60):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _values(state, costs, legal, middle).max() > 0 else (low, middle)
+        low, high = (middle, high) if best(middle) > 0 else (low, middle)
     return 0.5 * (low + high)
 
 
@@ -213,12 +226,16 @@ def _steps(
     """The candidates of stage 2, and where their parts do not add up to the value that stage 2 gave them."""
     count, context = state.num_requests, state.context_tokens
     lines, faults = [], []
-    for steps, value in zip(legal, _values(state, costs, legal, price).tolist(), strict=True):
+    behind = _catching_up(state, costs, legal)
+    values = _values(state, costs, legal, price) - price * behind
+    for steps, value, extra_ms in zip(legal, values.tolist(), behind.tolist(), strict=True):
         proposed = np.full(count, steps)
         curve = SurvivalMass.of_drafts(state.survival, proposed).curve()
         fills = draft_terms(state.drafter, steps)[1]
         rows = _choose_budget(state, costs, curve, count * steps, price=price, fills=fills, backlog=False)
-        draft_ms = costs.draft_ms(state.drafter, count, rows, steps, block=state.max_draft_steps, context=context)
+        draft_ms = extra_ms + costs.draft_ms(
+            state.drafter, count, rows, steps, block=state.max_draft_steps, context=context
+        )
         round_ms = costs.target_ms(rows, count, context) + draft_ms
         tokens = count + curve.gain_of(rows - count)
         lines.append(Steps(steps, rows, tokens, round_ms, draft_ms, value))
@@ -251,20 +268,22 @@ def _check_budget(
     return (f"the exhaustive search takes B = {best_rows} of value {best:.6f}, stage 1 B = {rows} of {taken:.6f}",)
 
 
-def _check_steps(state: State, costs: CostModel, best: Steps, price: float) -> tuple[str, ...]:
+def _check_steps(state: State, costs: CostModel, lines: tuple[Steps, ...], price: float) -> tuple[str, ...]:
     """Stage 2 against every budget of every d."""
-    steps, value = best_steps(
-        state.survival,
-        legal=legal_steps(state.drafter, state.max_draft_steps),
-        kind=state.drafter,
-        block=state.max_draft_steps,
-        costs=costs,
-        context=state.context_tokens,
-        price=price,
-    )
-    value -= price * costs.base_ms(state.num_requests, state.context_tokens)
-    if abs(value - best.value) <= SAME * (1 + abs(value)):
-        return ()
-    return (
-        f"the exhaustive search takes d = {steps} of value {value:.6f}, stage 2 d = {best.steps} of {best.value:.6f}",
-    )
+    behind = _catching_up(state, costs, tuple(line.steps for line in lines))
+    base_ms = costs.base_ms(state.num_requests, state.context_tokens)
+    faults = []
+    for line, extra_ms in zip(lines, behind.tolist(), strict=True):
+        _, best = best_steps(
+            state.survival,
+            legal=(line.steps,),
+            kind=state.drafter,
+            block=state.max_draft_steps,
+            costs=costs,
+            context=state.context_tokens,
+            price=price,
+        )
+        best -= price * (base_ms + extra_ms)
+        if abs(best - line.value) > SAME * (1 + abs(best)):
+            faults.append(f"d = {line.steps}: the exhaustive search finds {best:.6f}, stage 2 {line.value:.6f}")
+    return tuple(faults)

@@ -154,9 +154,9 @@ def steps_reasons(found: Explanation) -> list[str]:
             f"The batch stays at d = {found.draft_steps}: it is {behind:.3f} tokens behind, within the margin of "
             f"{margin:.3f} (steps_margin x N) that a change must bring."
         )
-    if state.draft_backlog or found.best_steps == 0:
+    if best.steps == 0:
         lines.append(
-            "Not in these values: the planner also prices the drafter's catching up with tokens that it has not seen."
+            "A planner that is not sure of these acceptances yet drafts on, and later tries again now and then."
         )
     return lines
 

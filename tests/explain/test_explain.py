@@ -259,7 +259,28 @@ def test_a_disagreement_is_told_and_is_exit_code_1(
 
     monkeypatch.setattr("lightspec_lightllm.explain.explanation.best_steps", wrong)
     assert main(["plan", "--explain", str(EXAMPLE)]) == 1
-    assert "DISAGREES: the exhaustive search takes d = 5 of value" in capsys.readouterr().out
+    assert "DISAGREES: d = 0: the exhaustive search finds" in capsys.readouterr().out
+    monkeypatch.setattr("lightspec_lightllm.explain.explanation.best_budget", wrong)
+    assert main(["plan", "--explain", str(EXAMPLE)]) == 1
+    assert "DISAGREES: the exhaustive search takes B = 5 of value" in capsys.readouterr().out
+
+
+def test_catching_up_is_counted_where_nothing_is_drafted_and_where_drafting_is_resumed() -> None:
+    caught_up, behind = (
+        explain(State(16, 3, 0, acceptance=(0.7,), price=1.0, draft_backlog=backlog, costs_file="none.yaml"), GPU)
+        for backlog in (0, 300)
+    )
+    step_ms = GPU.lines(400, 0.0)[1]
+    assert caught_up.steps[0].draft_ms == pytest.approx(step_ms[32] - step_ms[16])
+    assert behind.steps[0].draft_ms == caught_up.steps[0].draft_ms
+    more = (step_ms[316] - step_ms[16]) / 128
+    assert behind.steps[1].draft_ms - caught_up.steps[1].draft_ms == pytest.approx(more)
+
+
+def test_a_batch_that_should_not_draft_is_told_what_the_planner_does_besides() -> None:
+    found = explain(State(200, 3, 0, acceptance=(0.05,), costs_file="none.yaml"), CPU)
+    assert found.best_steps == 0
+    assert "tries again now and then" in text_of(found)
 
 
 def test_a_state_reads_its_numbers_as_arrays() -> None:

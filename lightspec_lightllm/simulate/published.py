@@ -158,6 +158,7 @@ class Line:
         accepted: share of verified drafts, or None where none is verified.
         rows: verified per round.
         to_off, to_static, to_most: tokens per second over those of off, best static and 11 fixed steps.
+        charged_us: planning time that a round is charged, microseconds.
     """
 
     arm: str
@@ -167,6 +168,7 @@ class Line:
     to_off: Spread
     to_static: Spread
     to_most: Spread
+    charged_us: Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,7 @@ def _lines(cells: dict[int, Cell]) -> tuple[Line, ...]:
             _spread([accepted(trace) for trace in own]),
             Spread.of([float(trace.rows.mean()) for trace in own]),
             *(over(own, base) for base in bases),
+            Spread.of([1e3 * float(trace.charged_ms.mean()) for trace in own]),
         )
         for arm, steps, own in traces
     )

@@ -52,7 +52,15 @@ def _best(results: Sequence[LoadResult]) -> str:
 def arms_table(results: Sequence[LoadResult]) -> Table:
     """Acceptance, rows and relative throughput of every arm."""
     out = _table(
-        "load", "MTP", "arm", "accepted/\nverified", "rows/\nround", "x\noff", "x best\nstatic", f"x {MOST}\nfixed"
+        "load",
+        "MTP",
+        "arm",
+        "accepted/\nverified",
+        "rows/\nround",
+        "x\noff",
+        "x best\nstatic",
+        f"x {MOST}\nfixed",
+        "plan\nus",
     )
     for result in results:
         for number, line in enumerate(result.lines):
@@ -63,6 +71,7 @@ def arms_table(results: Sequence[LoadResult]) -> Table:
                 spread(line.accepted, ".2f"),
                 spread(line.rows, ".0f"),
                 *(spread(value, ".2f") for value in (line.to_off, line.to_static, line.to_most)),
+                f"{line.charged_us.median:.0f}" if line.arm == "dynamic" else "",
                 end_section=number == len(result.lines) - 1,
             )
     return out

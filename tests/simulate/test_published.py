@@ -100,9 +100,9 @@ def result(**compared: tuple[float, float, float | None]) -> LoadResult:
     everything = {world.name: figures[MODELLED.name] for world in ASSUMPTIONS} | figures
     one = sure(1.0)
     lines = (
-        Line("off", None, None, one, one, one, sure(2.0)),
-        Line("fixed", 3, one, one, one, one, sure(1.6)),
-        Line("dynamic", 3, one, one, sure(0.9), sure(0.8), sure(1.2)),
+        Line("off", None, None, one, one, one, sure(2.0), sure(0.0)),
+        Line("fixed", 3, one, one, one, one, sure(1.6), sure(0.0)),
+        Line("dynamic", 3, one, one, sure(0.9), sure(0.8), sure(1.2), sure(100.0)),
     )
     return LoadResult(load, "off", lines, everything)
 

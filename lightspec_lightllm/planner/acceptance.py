@@ -241,47 +241,44 @@ class RequestOffsets:
         self._owner = np.full(capacity, -1, dtype=np.int64)
         self._offset = np.zeros(capacity)
         self._info = np.zeros(capacity)
-        self._new_residual = np.zeros(capacity)
-        self._new_info = np.zeros(capacity)
         self._level = np.full(capacity, NEUTRAL_LEVEL, dtype=np.int64)
         self._last_ids: IntArray | None = None
         self._last_entries = np.zeros(0, dtype=np.int64)
 
     def entries(self, request_ids: IntArray) -> IntArray:
-        """Table entries of the requests, cleared for those that are new."""
+        """Table entries of the batch's requests, cleared for those that are new. The same array for the same batch."""
         last = self._last_ids
         if last is not None and last.shape == request_ids.shape and bool((last == request_ids).all()):
             return self._last_entries
+        self._last_ids, self._last_entries = request_ids.copy(), self.find(request_ids)
+        return self._last_entries
+
+    def find(self, request_ids: IntArray) -> IntArray:
+        """The same, of any requests, in any number."""
         entries: IntArray = ((request_ids.astype(np.uint64) * _HASH) >> self._shift).astype(np.int64)
         new = (self._owner[entries] != request_ids).nonzero()[0]
         if len(new):
             cleared = entries[new]
             self._owner[cleared] = request_ids[new]
-            for values in (self._offset, self._info, self._new_residual, self._new_info):
-                values[cleared] = 0.0
+            self._offset[cleared] = 0.0
+            self._info[cleared] = 0.0
             self._level[cleared] = NEUTRAL_LEVEL
-        self._last_ids, self._last_entries = request_ids.copy(), entries
         return entries
 
     def levels(self, entries: IntArray) -> IntArray:
         """int[N], level of each request in 0..LEVELS-1."""
         return self._level[entries]
 
-    def add(self, entries: IntArray, residual: FloatArray, information: FloatArray) -> None:
-        """Note one round's residual and information per request (each request at most once); see `learn`."""
-        self._new_residual[entries] += residual
-        self._new_info[entries] += information
-
-    def learn(self, entries: IntArray, rise: float) -> None:
-        """Take in what was noted of these requests since they were last learned from.
+    def learn(self, entries: IntArray, scores: FloatArray, rise: float) -> None:
+        """Take in residuals and information, float[2, M], of int[M] entries, of which some may be the same.
 
         Args:
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        information = self._new_info[entries]
-        residual = self._new_residual[entries] - information * rise
-        self._new_residual[entries] = 0.0
-        self._new_info[entries] = 0.0
+        entries, place = np.unique(entries, return_inverse=True)
+        residual = sums(place, scores[0], len(entries))
+        information = sums(place, scores[1], len(entries))
+        residual -= information * rise
         info = self._info[entries]
         offset = self._offset[entries]
         read = info * offset / (info + self._prior)

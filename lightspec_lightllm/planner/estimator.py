@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -17,37 +17,28 @@ from lightspec_lightllm.planner.acceptance import (
     information_of,
     logit,
     raised,
-    sums,
 )
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.options import PlannerOptions
+from lightspec_lightllm.planner.trials import (
+    Reading,
+    SeenRound,
+    at_least,
+    by_level,
+    joined,
+    joined_readings,
+    scores_of,
+)
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
-LEARN_ROUNDS = 4
+LEARN_ROUNDS = 8
 """Rounds that are taken in together once the planner has warmed up: counting costs little, rebuilding tables more."""
 
-SCORED_TRIALS = 512
-"""Trials after which further ones with confidences are not looked at until the tables are rebuilt."""
+SCORED_TRIALS = 1024
+"""Trials with confidences after which the older rounds of those taken in together are left out."""
 
 CELL = NUM_BINS + 1
 """Entries per level and depth of the table of acceptances: one per bin, and one for a draft that is not there yet."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """What the confidences of a batch say, as the planner read them once.
-
-    Attributes:
-        confidence: the array that was read.
-        bins: int[N, K], bin of each confidence; `NUM_BINS` where nothing is proposed.
-        acceptance: float[N, K], calibrated conditional acceptance, extrapolated by depth past what is proposed.
-        survival: float[N, K], its running product.
-    """
-
-    confidence: FloatArray
-    bins: IntArray
-    acceptance: FloatArray
-    survival: FloatArray
 
 
 class LevelTable:
@@ -87,29 +78,6 @@ class LevelTable:
         return self._expected[0].ravel().take(cell), self._expected[1].ravel().take(cell)
 
 
-class Pending:
-    """Trials that were counted and not taken in yet.
-
-    Attributes:
-        rounds: rounds with trials, or with confidences alone.
-        scored: trials compared with their confidences.
-        trials: int[K + 1], requests with 0, 1, .. K trials, not told apart.
-        level_trials: int[LEVELS, K + 1], the same of requests that are, or None.
-        accepted: int[K + 2], accept lengths of 0, 1, .. K + 1.
-        bins: float[2, bins], residuals and information of trials with a confidence.
-        depths: float[2, K], the same by depth.
-    """
-
-    def __init__(self, max_draft_steps: int) -> None:
-        self.rounds = 0
-        self.scored = 0
-        self.trials = np.zeros(max_draft_steps + 1, dtype=np.int64)
-        self.level_trials: IntArray | None = None
-        self.accepted = np.zeros(max_draft_steps + 2, dtype=np.int64)
-        self.bins = np.zeros((2, NUM_BINS))
-        self.depths = np.zeros((2, max_draft_steps))
-
-
 class AcceptanceEstimator:
     """Survivals of waiting and of future drafts, learned from what rounds accepted.
 
@@ -140,7 +108,9 @@ class AcceptanceEstimator:
         self._future: tuple[tuple[int, int], SurvivalMass] | None = None
         self._last_levels: tuple[IntArray, int, IntArray] | None = None
         self._base: tuple[IntArray | None, IntArray] | None = None
-        self._pending = Pending(max_draft_steps)
+        self._rounds: list[SeenRound] = []
+        self._new_entries: list[IntArray] = []
+        self._new_scores: list[FloatArray] = []
         self._refresh()
 
     def _refresh(self) -> None:
@@ -167,19 +137,24 @@ class AcceptanceEstimator:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
 
-    def read(self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None) -> Reading:
-        """Look up float[N, K] confidences, which are in 0..1 where a draft is proposed."""
+    def read(
+        self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None, *, whole: bool = False
+    ) -> Reading:
+        """Look up float[N, K] confidences, which are in 0..1 where a draft is proposed.
+
+        Args:
+            whole: whether it is known that every request proposes K.
+        """
         if self._cells is None:
             table = np.empty((LEVELS, self.max_draft_steps, CELL))
             table[:, :, :NUM_BINS] = self._calibrated.bins_table()
             table[:, :, NUM_BINS] = self._neutral
             self._cells = table.ravel()
         bins = confidence_bins(confidence)
-        if int(np.minimum.reduce(proposed)) < self.max_draft_steps:
+        if not whole:
             bins = np.where(self._depths < proposed[:, None], bins, NUM_BINS)
-        base = self._cell_base(len(bins), levels)
-        acceptance = self._cells.take(bins + base)
-        return Reading(confidence, bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
+        acceptance = self._cells.take(bins + self._cell_base(len(bins), levels))
+        return Reading(bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
 
     def _cell_base(self, num_requests: int, levels: IntArray | None) -> IntArray:
         """int[N, K]: where the entries of each request and depth begin in the table of acceptances."""
@@ -204,8 +179,7 @@ class AcceptanceEstimator:
         num_requests = len(proposed)
         if reading is not None:
             survival = reading.survival
-            whole = tally[-1] == num_requests
-            waiting = survival.ravel() if whole else survival[self._depths < proposed[:, None]]
+            waiting = survival.ravel() if tally[-1] == num_requests else survival[self._depths < proposed[:, None]]
             return GainCurve.of_survivals(waiting), survival
         if len(self._history):
             mass = self.future(num_requests, levels)
@@ -213,7 +187,7 @@ class AcceptanceEstimator:
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
         if levels is None:
             return GainCurve.of(at_least(tally), self._neutral_survival), None
-        counts = at_least(_by_level(proposed, levels, self.max_draft_steps))
+        counts = at_least(by_level(proposed, levels, self.max_draft_steps))
         return self._levels_table().curve(counts), self.survival(levels)
 
     def survival(self, levels: IntArray | None) -> FloatArray | None:
@@ -261,123 +235,84 @@ class AcceptanceEstimator:
         expected = np.concatenate((np.zeros(1), np.add.accumulate(self._neutral)))
         return float(np.add.reduce(accepted - 1) - np.add.reduce(expected[trials]))
 
-    def learn(
-        self,
-        trials: IntArray,
-        accepted: IntArray,
-        tally: IntArray,
-        *,
-        request_ids: IntArray | None,
-        reading: Reading | None,
-        proposed: IntArray,
-    ) -> None:
-        """Take in one round.
+    def learn(self, seen: SeenRound) -> None:
+        """Note one round. Several are taken in together; the first ones each at once."""
+        self._rounds.append(seen)
+        if len(self._rounds) >= min(LEARN_ROUNDS, 1 + self.version // 4):
+            rounds, self._rounds = self._rounds, []
+            self._take_in(rounds)
 
-        Args:
-            trials: int[N], drafts verified whose predecessors were all accepted.
-            accepted: int[N], accept lengths, ``trials <= accepted <= trials + 1``.
-            tally: int[K + 2], how many accept lengths are 0, 1, .. K + 1.
-            reading: of the ``proposed`` drafts' confidences, where they are known.
-        """
-        pending = self._pending
-        entries = None if request_ids is None else self._offsets.entries(request_ids)
-        pending.accepted += tally
-        if reading is None and entries is not None:
-            levels, table = self._offsets.levels(entries), self._levels_table()
-            tried = _by_level(trials, levels, self.max_draft_steps)
-            pending.level_trials = tried if pending.level_trials is None else pending.level_trials + tried
-            expected, information = table.scores(levels, trials)
-            self._offsets.add(entries, (accepted - 1) - expected, information)
-        else:
-            pending.trials += np.bincount(trials, minlength=self.max_draft_steps + 1)
-        if reading is not None:
-            if pending.scored < SCORED_TRIALS:
-                self._score(trials, accepted, reading, request_ids, entries)
-            self._history.push(reading.survival, proposed)
-        self._count_round(entries)
-
-    def look(self, reading: Reading, proposed: IntArray) -> None:
-        """Take in the confidences of a round that verified no draft: they still say what drafts are like by now."""
-        self._history.push(reading.survival, proposed)
-        self._count_round(None)
-
-    def _count_round(self, entries: IntArray | None) -> None:
-        self._pending.rounds += 1
-        if self._pending.rounds >= min(LEARN_ROUNDS, 1 + self.version // LEARN_ROUNDS):
-            self._take_in(entries)
-
-    def _score(
-        self,
-        trials: IntArray,
-        accepted: IntArray,
-        reading: Reading,
-        request_ids: IntArray | None,
-        entries: IntArray | None,
-    ) -> None:
-        """Compare trials with what their confidences promised; where they are many, those of a share of the requests,
-        which is chosen by id and goes round."""
-        pending = self._pending
-        acceptance, bins = reading.acceptance, reading.bins
-        share = 1 + int(np.add.reduce(trials)) // SCORED_TRIALS
-        if request_ids is not None and share > 1:
-            picked = (request_ids % share == self.version % share).nonzero()[0]
-            trials, accepted, acceptance, bins = trials[picked], accepted[picked], acceptance[picked], bins[picked]
-            entries = None if entries is None else entries[picked]
-        num_requests, num_depths = len(trials), self.max_draft_steps
-        if not num_requests or not trials.any():
-            return
-        ends = np.add.accumulate(trials)
-        cells = np.repeat(np.arange(num_requests) * num_depths - ends + trials, trials)
-        cells += np.arange(ends[-1])
-        pending.scored += len(cells)
-        expected = acceptance.ravel().take(cells)
-        information = information_of(expected)
-        residual = 1.0 - expected
-        # Where there are as many trials as accepted tokens, the target's own among these, the last trial failed.
-        residual[ends[trials == accepted] - 1] -= 1.0
-        in_bin = bins.ravel().take(cells)
-        requests, depths = np.divmod(cells, num_depths)
-        pending.bins += sums(in_bin, residual, NUM_BINS), sums(in_bin, information, NUM_BINS)
-        pending.depths += sums(depths, residual, num_depths), sums(depths, information, num_depths)
-        if entries is not None:
-            scores = sums(requests, residual, num_requests), sums(requests, information, num_requests)
-            self._offsets.add(entries, *scores)
-
-    def _take_in(self, entries: IntArray | None) -> None:
-        """Learn from what is pending, and read the models anew."""
-        pending, self._pending = self._pending, Pending(self.max_draft_steps)
-        if not pending.accepted.any():
-            self._refresh()
-            return
-        tried = at_least(pending.trials)
-        expected = tried * self._neutral
-        information = tried * information_of(self._neutral)
-        if pending.level_trials is not None:
-            tried, acceptance = at_least(pending.level_trials), self._marginal.table
-            expected += np.add.reduce(tried * acceptance)
-            information += np.add.reduce(tried * information_of(acceptance))
-        residual = at_least(pending.accepted)[1:] - expected
-        rise = self._marginal.learn(residual, information)
-        if pending.scored:
-            residual, information = pending.depths
-            rise = self._calibrated.learn_bins(*pending.bins)
-            rise += self._calibrated.learn(residual - information * rise, information)
-        if entries is not None:
-            self._offsets.learn(entries, rise)
+    def _take_in(self, rounds: list[SeenRound]) -> None:
+        """Learn from some rounds, and read the models anew."""
+        self._new_entries, self._new_scores = [], []
+        residual, information, rise = self._learn_marginal(rounds)
+        sure = [seen for seen in rounds if seen.confidence is not None]
+        if sure:
+            told = self._learn_calibrated(sure)
+            if told is not None:
+                residual, information, rise = told
+        if self._new_entries:
+            self._offsets.learn(joined(self._new_entries), np.concatenate(self._new_scores, axis=1), rise)
         if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
             self.changes += 1
             self._marginal.forget(0.25)
             self._calibrated.forget(0.25)
-            self._future = None
         self._refresh()
 
+    def _learn_marginal(self, rounds: list[SeenRound]) -> tuple[FloatArray, FloatArray, float]:
+        """What trials say by depth. Returns residuals and information, float[K], and `AcceptanceModel.learn`'s rise."""
+        most = self.max_draft_steps
+        accepted = np.bincount(joined([seen.accepted for seen in rounds]), minlength=most + 2)
+        expected, information = np.zeros(most), np.zeros(most)
+        known = [seen for seen in rounds if seen.confidence is None and seen.request_ids is not None]
+        if len(known) < len(rounds):
+            others = [seen.trials for seen in rounds if seen.confidence is not None or seen.request_ids is None]
+            tried = at_least(np.bincount(joined(others), minlength=most + 1))
+            expected += tried * self._neutral
+            information += tried * information_of(self._neutral)
+        if known:
+            trials = joined([seen.trials for seen in known])
+            entries = self._offsets.find(joined([seen.request_ids for seen in known if seen.request_ids is not None]))
+            levels, table = self._offsets.levels(entries), self._levels_table()
+            counts = at_least(by_level(trials, levels, most))
+            expected += np.add.reduce(counts * self._marginal.table)
+            information += np.add.reduce(counts * information_of(self._marginal.table))
+            hoped, telling = table.scores(levels, trials)
+            successes = joined([seen.accepted for seen in known]) - 1
+            self._new_entries.append(entries)
+            self._new_scores.append(np.stack((successes - hoped, telling)))
+        residual = at_least(accepted)[1:] - expected
+        return residual, information, self._marginal.learn(residual, information)
 
-def at_least(tally: IntArray) -> IntArray:
-    """int[.., K]: from how many there are of 0, 1, .. K, how many are at least 1, 2, .. K."""
-    return np.add.accumulate(tally[..., :0:-1], axis=-1)[..., ::-1]
+    def _learn_calibrated(self, rounds: list[SeenRound]) -> tuple[FloatArray, FloatArray, float] | None:
+        """What trials say of their confidences: of the newest rounds, as many as there is anything to learn from.
 
+        Returns what `_learn_marginal` does, or None if there was no trial.
+        """
+        chosen: list[SeenRound] = []
+        num_trials = 0
+        for seen in reversed(rounds):
+            if num_trials >= SCORED_TRIALS:
+                break
+            chosen.append(seen)
+            num_trials += int(np.add.reduce(seen.trials))
+        reading = joined_readings([self._reading(seen) for seen in chosen])
+        self._history.push(reading.survival, joined([seen.proposed for seen in chosen]))
+        if not num_trials:
+            return None
+        trials, accepted = joined([seen.trials for seen in chosen]), joined([seen.accepted for seen in chosen])
+        scores = scores_of(trials, accepted, reading)
+        ids = [seen.request_ids for seen in chosen if seen.request_ids is not None]
+        if len(ids) == len(chosen):
+            self._new_entries.append(self._offsets.find(joined(ids)))
+            self._new_scores.append(scores.requests)
+        residual, information = scores.depths
+        rise = self._calibrated.learn_bins(*scores.bins)
+        rise += self._calibrated.learn(residual - information * rise, information)
+        return residual, information, rise
 
-def _by_level(counts: IntArray, levels: IntArray, largest: int) -> IntArray:
-    """int[LEVELS, largest + 1]: how many of ``counts`` are 0, 1, .. largest, by level."""
-    width = largest + 1
-    return np.bincount(levels * width + counts, minlength=LEVELS * width).reshape(LEVELS, width)
+    def _reading(self, seen: SeenRound) -> Reading:
+        if seen.reading is not None:
+            return seen.reading
+        levels = None if seen.request_ids is None else self._offsets.levels(self._offsets.find(seen.request_ids))
+        return self.read(cast(FloatArray, seen.confidence), seen.proposed, levels)

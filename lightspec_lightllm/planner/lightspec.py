@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightspec_lightllm.errors import FeedbackError, PlanError
+from lightspec_lightllm.errors import FeedbackError
 from lightspec_lightllm.planner.acceptance import LEVELS
 from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
-from lightspec_lightllm.planner.estimator import LEARN_ROUNDS, AcceptanceEstimator, Reading
+from lightspec_lightllm.planner.estimator import LEARN_ROUNDS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
 from lightspec_lightllm.planner.intake import Outcome, read_confidence, read_feedback, read_ids, read_proposals
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
 from lightspec_lightllm.planner.steps import budget_ends, catching_up_ms, compared_steps, legal_steps, steps_values
+from lightspec_lightllm.planner.trials import Reading, SeenRound
 from lightspec_lightllm.planner.types import (
     BatchView,
     DrafterKind,
@@ -89,7 +90,7 @@ class LightspecPlanner:
         if num_requests == 0:
             return Plan(0, 0)
         proposed, tally = read_proposals(view, self.max_draft_steps)
-        levels, reading = self._read(view, proposed)
+        levels, reading = self._read(view, proposed, whole=int(tally[-1]) == num_requests)
         available = int(self._counts @ tally)
         backlog = self._backlog if view.draft_backlog is None else view.draft_backlog
         fresh = self._settle(num_requests)
@@ -181,7 +182,7 @@ class LightspecPlanner:
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, context))
         return self._pace.speedup * num_requests / max(off_ms, 1e-9) * self._drift.slope
 
-    def _read(self, view: BatchView, proposed: IntArray) -> tuple[IntArray | None, Reading | None]:
+    def _read(self, view: BatchView, proposed: IntArray, *, whole: bool) -> tuple[IntArray | None, Reading | None]:
         """The requests' levels and what their confidences say; notes the batch's context."""
         context = view.context_tokens
         if not isinstance(context, int | float):
@@ -192,7 +193,7 @@ class LightspecPlanner:
         if view.confidence is None:
             return levels, None
         confidence = read_confidence(view.confidence, proposed, self.max_draft_steps)
-        return levels, self._estimator.read(confidence, proposed, levels)
+        return levels, self._estimator.read(confidence, proposed, levels, whole=whole)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
@@ -277,43 +278,26 @@ class LightspecPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            outcome = read_feedback(feedback, self.max_draft_steps, confidence=False)
-            reading = self._reading_of(feedback, outcome) if len(outcome.verified) else None
-        except (FeedbackError, PlanError) as error:
+            outcome = read_feedback(feedback, self.max_draft_steps)
+        except FeedbackError:
             self.counters.refused_feedback += 1
-            raise FeedbackError(str(error)) from None
+            raise
         if not len(outcome.verified):
             return
         self.counters.observed += 1
         self._account(feedback, outcome)
         trials = np.minimum(outcome.verified, outcome.accepted)
         num_trials = int(np.add.reduce(trials))
-        surprise = 0.0
-        if num_trials:
-            if feedback.plan.probe:
-                surprise = self._estimator.surprise(trials, outcome.accepted)
+        surprise = self._estimator.surprise(trials, outcome.accepted) if feedback.plan.probe else 0.0
+        if num_trials or outcome.confidence is not None:
+            reading = feedback.plan.reading
+            if reading is not None and (outcome.confidence is None or len(reading.bins) != len(trials)):
+                reading = None
             self._estimator.learn(
-                trials,
-                outcome.accepted,
-                outcome.tally,
-                request_ids=outcome.request_ids,
-                reading=reading,
-                proposed=outcome.proposed,
+                SeenRound(trials, outcome.accepted, outcome.proposed, outcome.request_ids, outcome.confidence, reading)
             )
             self.counters.changes = self._estimator.changes
-        elif reading is not None:
-            self._estimator.look(reading, outcome.proposed)
         self._probes.observed(num_trials, feedback.plan.probe, surprise)
-
-    def _reading_of(self, feedback: RoundFeedback, outcome: Outcome) -> Reading | None:
-        """What the confidences say: as read when the round was planned, or read now if they were not known then."""
-        if feedback.confidence is None:
-            return None
-        reading, proposed = feedback.plan.reading, outcome.proposed
-        if reading is not None and len(reading.bins) == len(proposed):
-            return reading
-        confidence = read_confidence(feedback.confidence, proposed, self.max_draft_steps)
-        return self._estimator.read(confidence, proposed, self._estimator.levels(outcome.request_ids))
 
     def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from lightspec_lightllm.planner.chain import ChainRule
-    from lightspec_lightllm.planner.estimator import Reading
+    from lightspec_lightllm.planner.trials import Reading
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -1,0 +1,98 @@
+"""What rounds say of their drafts: counts of trials and of what was accepted, and their scores against expectation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lightspec_lightllm.planner.acceptance import LEVELS, NUM_BINS, information_of, sums
+from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+
+class Reading(NamedTuple):
+    """What the confidences of a batch say, looked up in the tables of a moment.
+
+    Attributes:
+        bins: int[N, K], bin of each confidence; `NUM_BINS` where nothing is proposed.
+        acceptance: float[N, K], calibrated conditional acceptance, extrapolated by depth past what is proposed.
+        survival: float[N, K], its running product.
+    """
+
+    bins: IntArray
+    acceptance: FloatArray
+    survival: FloatArray
+
+
+class SeenRound(NamedTuple):
+    """One round that was fed back and not learned from yet.
+
+    Attributes:
+        trials: int[N], drafts verified whose predecessors were all accepted.
+        accepted: int[N], accept lengths, ``trials <= accepted <= trials + 1``.
+        proposed: int[N], drafts that were up for verification.
+        request_ids: int[N] or None.
+        confidence: float[N, K] of the proposed drafts, or None.
+        reading: of these confidences, where they were read when the round was planned.
+    """
+
+    trials: IntArray
+    accepted: IntArray
+    proposed: IntArray
+    request_ids: IntArray | None
+    confidence: FloatArray | None
+    reading: Reading | None
+
+
+class Scores(NamedTuple):
+    """Accepted trials above expectation (residuals) and Fisher information, each as residual and information.
+
+    Attributes:
+        bins: float[2, bins].
+        depths: float[2, K].
+        requests: float[2, N].
+    """
+
+    bins: FloatArray
+    depths: FloatArray
+    requests: FloatArray
+
+
+def joined(arrays: list[IntArray]) -> IntArray:
+    """One after the other."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def joined_readings(readings: list[Reading]) -> Reading:
+    """One after the other."""
+    if len(readings) == 1:
+        return readings[0]
+    return Reading(*(np.concatenate(parts) for parts in zip(*readings, strict=True)))
+
+
+def at_least(tally: IntArray) -> IntArray:
+    """int[.., K]: from how many there are of 0, 1, .. K, how many are at least 1, 2, .. K."""
+    return np.add.accumulate(tally[..., :0:-1], axis=-1)[..., ::-1]
+
+
+def by_level(counts: IntArray, levels: IntArray, largest: int) -> IntArray:
+    """int[LEVELS, largest + 1]: how many of ``counts`` are 0, 1, .. largest, by level."""
+    width = largest + 1
+    return np.bincount(levels * width + counts, minlength=LEVELS * width).reshape(LEVELS, width)
+
+
+def scores_of(trials: IntArray, accepted: IntArray, reading: Reading) -> Scores:
+    """Compare trials with what their confidences promised; there must be at least one."""
+    num_requests, num_depths = reading.bins.shape
+    ends = np.add.accumulate(trials)
+    cells = np.repeat(np.arange(num_requests) * num_depths - ends + trials, trials)
+    cells += np.arange(ends[-1])
+    expected = reading.acceptance.ravel().take(cells)
+    information = information_of(expected)
+    residual = 1.0 - expected
+    # Where there are as many trials as accepted tokens, the target's own among these, the last trial failed.
+    residual[ends[trials == accepted] - 1] -= 1.0
+    bins = reading.bins.ravel().take(cells)
+    requests, depths = np.divmod(cells, num_depths)
+    keys = ((bins, NUM_BINS), (depths, num_depths), (requests, num_requests))
+    return Scores(*(np.stack((sums(key, residual, n), sums(key, information, n))) for key, n in keys))

@@ -52,6 +52,7 @@ class ArmSummary:
         fresh_rounds: share of rounds with a new request.
         plan_us_p50: measured microseconds of plan and observe together.
         plan_us_p99: the same.
+        plan_share: share of the arm's time that planning was charged.
     """
 
     arm: str
@@ -65,6 +66,7 @@ class ArmSummary:
     fresh_rounds: float
     plan_us_p50: float
     plan_us_p99: float
+    plan_share: float
 
     @property
     def regret(self) -> float | None:
@@ -157,4 +159,5 @@ def _summary(cell: Cell, arm: str, references: dict[str, dict[int, FloatArray]])
         fresh_rounds=float(np.mean(np.concatenate([t.fresh for t in traces]) > 0)),
         plan_us_p50=float(np.percentile(plan_us, 50)),
         plan_us_p99=float(np.percentile(plan_us, 99)),
+        plan_share=sum(float(t.charged_ms.sum()) for t in traces) / sum(t.total_ms for t in traces),
     )

@@ -95,4 +95,5 @@ COLUMNS = (
     Column("\nsteps", lambda line: f"{line.steps:.1f}"),
     Column("accept\nlength", lambda line: f"{line.accept_length:.2f}"),
     Column("plan us\np50 / p99", _plan_time),
+    Column("of the\ntime", lambda line: f"{line.plan_share:.1%}" if plans(line.arm) else "-"),
 )

@@ -80,6 +80,8 @@ def test_a_summary_says_what_the_arm_did() -> None:
     assert line.accept_length == pytest.approx((160 + 360) / 200)
     assert [rate.median for rate in line.segment_rates] == [4000.0, 6000.0]
     assert (line.plan_us_p50, line.plan_us_p99) == pytest.approx((5050.0, 9901.0))
+    assert line.plan_share == 0.0
+    assert summaries(cell(lightspec=trace(levels(4.0, 6.0), charged_ms=0.25)))[0].plan_share == pytest.approx(0.2)
     assert summaries(found)[1].plan_us_p99 == 0.0  # a fixed server does not plan
 
 

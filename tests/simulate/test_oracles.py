@@ -25,8 +25,8 @@ from tests.simulate.workloads import Scripted, plain
 NO_PLAN_TIME = PlanTime(0.0)
 
 WORLDS: dict[str, Scenario] = {
-    "steep serial": plain(acceptance=(0.6,), spread=0.8, noise=1.5, count=48, steps=5, rounds=100, correlation=0.5),
-    "flat serial": plain(acceptance=(0.7,), spread=0.5, noise=1.0, count=4, steps=7, rounds=150),
+    "steep serial": plain(acceptance=(0.6,), spread=0.8, noise=1.5, count=48, steps=5, rounds=80, correlation=0.5),
+    "flat serial": plain(acceptance=(0.7,), spread=0.5, noise=1.0, count=4, steps=7, rounds=100),
     "block": plain(
         acceptance=(0.65,), spread=0.8, noise=1.5, count=48, rounds=100, drafter={"kind": "block", "max_draft_steps": 5}
     ),
@@ -35,7 +35,7 @@ WORLDS: dict[str, Scenario] = {
     ),
     "hopeless": plain(acceptance=(0.1,), count=128, steps=3, rounds=100),
     "free": plain(acceptance=(0.5,), spread=1.0, count=64, rounds=120, drafter={"kind": "free", "confidence": "none"}),
-    "arriving": plain(noise=1.0, rounds=100, requests={"count": 24, "arrivals": 1.0, "answer_tokens": [20, 80]}),
+    "arriving": plain(noise=1.0, rounds=70, requests={"count": 24, "arrivals": 1.0, "answer_tokens": [20, 80]}),
 }
 
 
@@ -43,7 +43,7 @@ WORLDS: dict[str, Scenario] = {
 def test_no_arm_beats_the_optimum_by_more_than_noise(name: str) -> None:
     world = WORLDS[name]
     arms = ("off", "fixed", "static", "static+ranking", "lightspec", "mean-ema", "dspark", "optimum", "clairvoyant")
-    options = SimulateOptions(arms=arms, seeds=(0, 1), plan_time=NO_PLAN_TIME, search_rounds=50)
+    options = SimulateOptions(arms=arms, seeds=(0, 1), plan_time=NO_PLAN_TIME, search_rounds=40)
     found = {line.arm: line for line in summaries(run_cell(world, options, lambda _: None))}
     for arm, line in found.items():
         if arm != "clairvoyant":

@@ -249,19 +249,21 @@ def _lines(cells: dict[int, Cell]) -> tuple[Line, ...]:
     for steps, cell in cells.items():
         traces.append(("fixed", steps, [most.traces[f"fixed:{steps}", seed] for seed in most.seeds]))
         traces.append(("dynamic", steps, [cell.traces[DYNAMIC, seed] for seed in most.seeds]))
-    bases = [[most.traces[arm, seed].rate() for seed in most.seeds] for arm in (OFF, best, f"fixed:{MOST}")]
 
-    def over(own: Sequence[Trace], base: Sequence[float]) -> Spread:
-        return Spread.of([trace.rate() / rate for trace, rate in zip(own, base, strict=True)])
+    def over(own: Sequence[Trace], base: str) -> Spread:
+        pairs = zip(own, most.seeds, strict=True)
+        return Spread.of([trace.rate() / most.traces[base, seed].rate() for trace, seed in pairs])
 
     return tuple(
         Line(
             arm,
             steps,
-            _spread([accepted(trace) for trace in own]),
-            Spread.of([float(trace.rows.mean()) for trace in own]),
-            *(over(own, base) for base in bases),
-            Spread.of([1e3 * float(trace.charged_ms.mean()) for trace in own]),
+            accepted=_spread([accepted(trace) for trace in own]),
+            rows=Spread.of([float(trace.rows.mean()) for trace in own]),
+            to_off=over(own, OFF),
+            to_static=over(own, best),
+            to_most=over(own, f"fixed:{MOST}"),
+            charged_us=Spread.of([1e3 * float(trace.charged_ms.mean()) for trace in own]),
         )
         for arm, steps, own in traces
     )

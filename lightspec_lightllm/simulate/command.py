@@ -18,7 +18,7 @@ from lightspec_lightllm.simulate.report import to_json, traces
 from lightspec_lightllm.simulate.scenario import load_scenario
 from lightspec_lightllm.simulate.table import cell_table
 
-TABLE_WIDTH = 170
+TABLE_WIDTH = 190
 
 
 def run_simulate(scenario_file: Path, options: SimulateOptions, out: Path, *, date: datetime) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ ADAPTED = 0.95
 """Share of the optimum's rate at which an arm counts as adapted."""
 
 WINDOW = 20
-"""Rounds over which a rate is smoothed to say when an arm has adapted."""
+"""Rounds over which a rate is smoothed, at least, to say when an arm has adapted."""
+
+WINDOW_REQUESTS = 1600
+"""Request rounds, of all seeds together, that a smoothed rate is made of: fewer leave too much noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,17 @@ def summaries(cell: Cell) -> list[ArmSummary]:
     return [_summary(cell, arm, references) for arm in cell.arms]
 
 
+def telling(lines: list[ArmSummary], best: tuple[str, ...]) -> list[ArmSummary]:
+    """The arms worth showing: all but fixed steps that are neither the fewest, the most nor the best of any segment."""
+    fixed = [line for line in lines if line.arm.startswith("fixed:")]
+    if len(fixed) <= 4:
+        return lines
+    medians = np.array([[rate.median for rate in line.segment_rates] for line in fixed])
+    leading = {fixed[at].arm for at in medians.argmax(axis=0)}
+    kept = {fixed[0].arm, fixed[-1].arm, *leading, *best}
+    return [line for line in lines if not line.arm.startswith("fixed:") or line.arm in kept]
+
+
 def segment_rates(cell: Cell, arm: str, seed: int) -> FloatArray:
     """float[segments], tokens per second; those drawn for an arm that knows the draw, else those expected."""
     trace = cell.traces[arm, seed]
@@ -117,7 +132,8 @@ def relative(trace: Trace, reference: FloatArray, *, drawn: bool) -> float:
 def adapt_rounds(cell: Cell, arm: str) -> tuple[int | None, ...]:
     """Rounds after each change of segment until the arm's rate stays near the optimum's of the same rounds.
 
-    Rates are those of `WINDOW` rounds and of all seeds together; they count from the first round of the window.
+    Rates are smoothed over all seeds and `WINDOW` rounds, or as many as make `WINDOW_REQUESTS`, but half the segment at
+    most; they count from the first round of the window.
     """
     if OPTIMUM not in cell.arms:
         return ()
@@ -132,7 +148,8 @@ def adapt_rounds(cell: Cell, arm: str) -> tuple[int | None, ...]:
 
 def _smoothed_rate(cell: Cell, arm: str, segment: int) -> FloatArray:
     parts = [cell.traces[arm, seed].of(segment) for seed in cell.seeds]
-    window = min(WINDOW, len(parts[0].ms))
+    per_round = sum(float(p.num_requests.mean()) for p in parts)
+    window = max(1, min(max(WINDOW, math.ceil(WINDOW_REQUESTS / per_round)), len(parts[0].ms) // 2))
     tokens = np.sum([p.tokens if arm == CLAIRVOYANT else p.expected for p in parts], axis=0)
     time = np.sum([p.ms + p.charged_ms for p in parts], axis=0)
     return smoothed(tokens, window) / smoothed(time, window)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightspec_lightllm.simulate.arms import OPTIMUM, RANKED, is_static, plans
-from lightspec_lightllm.simulate.comparison import ArmSummary, summaries
+from lightspec_lightllm.simulate.comparison import ArmSummary, best_static, summaries, telling
 from lightspec_lightllm.simulate.experiment import Cell
 
 if TYPE_CHECKING:
@@ -22,15 +22,10 @@ def plot_throughput(cells: Sequence[Cell], path: Path) -> None:
     figure = _figure(width=6.5, height=3.2 * len(cells) + 0.4)
     for number, cell in enumerate(cells):
         axes = figure.add_subplot(len(cells), 1, number + 1)
-        _bars(axes, [line for line in summaries(cell) if _worth_a_bar(line, cell)])
+        _bars(axes, telling(summaries(cell), best_static(cell)))
         axes.set_title(f"{cell.scenario.name}: {cell.label}", fontsize="medium")
         axes.set_ylabel("tokens / s")
     figure.savefig(path, dpi=110)
-
-
-def _worth_a_bar(line: ArmSummary, cell: Cell) -> bool:
-    fixed = [arm for arm in cell.arms if arm.startswith("fixed:")]
-    return len(fixed) <= 4 or line.arm not in fixed[1:-1]
 
 
 def _bars(axes: Axes, lines: Sequence[ArmSummary]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from lightspec_lightllm.simulate.arms import CLAIRVOYANT, OFF, OPTIMUM, RANKED, STATIC, plans
-from lightspec_lightllm.simulate.comparison import BEST_STATIC, ArmSummary, Spread, best_static, summaries
+from lightspec_lightllm.simulate.comparison import BEST_STATIC, ArmSummary, Spread, best_static, summaries, telling
 from lightspec_lightllm.simulate.experiment import Cell
 
 
@@ -31,21 +30,10 @@ def cell_table(cell: Cell) -> RenderableType:
     table.add_column("\narm", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column.heading, justify="right", no_wrap=True)
-    for line in _shown(summaries(cell), best):
+    for line in telling(summaries(cell), best):
         name = f"{line.arm} *" if line.arm in best else line.arm
         table.add_row(Text(name, style="bold" if plans(line.arm) else ""), *(column.show(line) for column in COLUMNS))
     return Group(Text(f"{cell.scenario.name}: {cell.label}", style="bold"), table, Text(caption(cell), style="dim"))
-
-
-def _shown(lines: list[ArmSummary], best: tuple[str, ...]) -> list[ArmSummary]:
-    """All but fixed steps that are neither the fewest, the most nor the best of any segment."""
-    fixed = [line for line in lines if line.arm.startswith("fixed:")]
-    if len(fixed) <= 4:
-        return lines
-    medians = np.array([[rate.median for rate in line.segment_rates] for line in fixed])
-    leading = {fixed[at].arm for at in medians.argmax(axis=0)}
-    kept = {fixed[0].arm, fixed[-1].arm, *leading, *best}
-    return [line for line in lines if not line.arm.startswith("fixed:") or line.arm in kept]
 
 
 def caption(cell: Cell) -> str:
@@ -83,7 +71,7 @@ def _plan_time(line: ArmSummary) -> str:
 
 
 COLUMNS = (
-    Column("\ntok/s", lambda line: f"{line.rate.median:.0f}"),
+    Column("tok/s, by\nsegment", lambda line: " / ".join(f"{rate.median:.0f}" for rate in line.segment_rates)),
     Column("x\noff", _median(OFF)),
     Column("x best\nstatic", _against(BEST_STATIC)),
     Column("x static\n+rank", _median(RANKED)),

@@ -31,7 +31,7 @@ def published_table(results: Sequence[LoadResult], model: Roofline, *, num_seeds
     head = (
         f"Qwen3-14B with Eagle3 on one H200, {NUM_REQUESTS} requests at a time: MODELLED, NOT MEASURED. A round takes "
         f"{model.floor_ms:.2f} ms or {model.row_ms():.4f} ms per row, knee at {model.knee_rows:.0f} rows. "
-        f"Median [lowest-highest] of {num_seeds} seeds, {rounds} rounds each from a cold start; plan: charged per round."
+        f"Median [lowest-highest] of {num_seeds} seeds, {rounds} rounds each from a cold start; plan: time charged."
     )
     worlds = f"medians; other worlds than the modelled one on {min(num_seeds, WORLD_SEEDS)} of the seeds"
     parts: list[RenderableType] = [Text(head), arms_table(results), Text("best static: " + _best(results), style="dim")]

@@ -15,7 +15,9 @@ def test_every_import_points_down() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["errors", "planner", "decode", "adapters.simulated", "config", "engine.options"])
+@pytest.mark.parametrize(
+    "module", ["errors", "planner", "decode", "adapters.simulated", "simulate.command", "config", "engine.options"]
+)
 def test_the_torch_free_modules_load_neither_torch_nor_matplotlib(module: str) -> None:
     # The import linter sees import statements; this sees what a package's __init__ really pulls in.
     code = f"import sys, lightspec_lightllm.{module}; print({{'torch', 'matplotlib'}} & set(sys.modules))"

@@ -71,6 +71,6 @@ def run_cell(scenario: Scenario, options: SimulateOptions, report: Callable[[str
             report(f"{arm}, seed {seed}")
             host = ScenarioHost(scenario, seed, ranks=plans(arm))
             planner = make_arm(arm, host, references, seed)
-            charged = options.plan_time if plans(arm) else FREE
-            traces[arm, seed] = run(host, planner, scenario.num_rounds, plan_time=charged)
+            charged, delay = (options.plan_time, scenario.feedback_delay) if plans(arm) else (FREE, 0)
+            traces[arm, seed] = run(host, planner, scenario.num_rounds, plan_time=charged, delay=delay)
     return Cell(scenario, arms, options.seeds, references, traces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import numpy as np
 
@@ -15,10 +16,12 @@ from lightspec_lightllm.simulate.trace import Trace
 
 
 class TimedPlanner:
-    """A planner under a stopwatch."""
+    """A planner under a stopwatch, which hears of a round ``delay`` rounds late."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, delay: int = 0) -> None:
         self.planner = planner
+        self._delay = delay
+        self._waiting: deque[RoundFeedback] = deque()
         self.max_draft_steps = planner.max_draft_steps
         self.counters = planner.counters
         self._ns = 0
@@ -32,9 +35,12 @@ class TimedPlanner:
 
     def observe(self, feedback: RoundFeedback) -> None:
         """See `planner.Planner`."""
+        self._waiting.append(feedback)
+        if len(self._waiting) <= self._delay:
+            return
         start = time.perf_counter_ns()
         try:
-            self.planner.observe(feedback)
+            self.planner.observe(self._waiting.popleft())
         finally:
             self._ns += time.perf_counter_ns() - start
 
@@ -44,13 +50,13 @@ class TimedPlanner:
         return taken
 
 
-def run(host: ScenarioHost, planner: Planner, rounds: int, *, plan_time: PlanTime = FREE) -> Trace:
-    """Serve ``rounds`` rounds.
+def run(host: ScenarioHost, planner: Planner, rounds: int, *, plan_time: PlanTime = FREE, delay: int = 0) -> Trace:
+    """Serve ``rounds`` rounds; the planner hears of each ``delay`` rounds late.
 
     Raises:
         PlanError: the planner failed; a run on fallback steps would say nothing about it.
     """
-    timed = TimedPlanner(planner)
+    timed = TimedPlanner(planner, delay)
     loop = Round(host, timed)
     columns: dict[str, list[float]] = {}
     newest = -1

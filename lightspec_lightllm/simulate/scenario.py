@@ -195,6 +195,7 @@ class Scenario:
         costs_file: a YAML file with the keys of ``costs``, relative to the scenario's; or else
         roofline_file: the same with those of `adapters.roofline.Roofline`.
         cost_noise: relative standard deviation of a round's time.
+        feedback_delay: rounds, 0 to 8, by which a planner hears late of what a round did, as of an asynchronous host.
         seed: of everything that is drawn; runs add their own number.
     """
 
@@ -208,6 +209,7 @@ class Scenario:
     costs_file: str | None = None
     roofline_file: str | None = None
     cost_noise: float = 0.0
+    feedback_delay: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -223,6 +225,7 @@ class Scenario:
                 dataclasses.replace(self.requests, count=segment.count)  # checks it
         _expect(0 <= self.correlation <= 0.99, "correlation", "0 to 0.99", self)
         _expect(0 <= self.cost_noise <= 1, "cost_noise", "0 to 1", self)
+        _expect(0 <= self.feedback_delay <= 8, "feedback_delay", "0 to 8", self)
         _expect(self.seed >= 0, "seed", "at least 0", self)
         if sum(source is not None for source in (self.costs, self.costs_file, self.roofline_file)) != 1:
             raise ConfigError("costs: expected one of costs, costs_file and roofline_file")

@@ -12,10 +12,12 @@ from lightspec_lightllm.cli import main
 from lightspec_lightllm.config import known_keys
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.simulate.arms import find_references, make_arm
+from lightspec_lightllm.simulate.experiment import run_cell
 from lightspec_lightllm.simulate.host import ScenarioHost
+from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
 from lightspec_lightllm.simulate.runner import run
 from lightspec_lightllm.simulate.scenario import CostTables, Scenario, load_scenario
-from tests.simulate.workloads import CONTENT, content, scenario, signature
+from tests.simulate.workloads import CONTENT, Scripted, content, scenario, signature
 
 SCENARIOS = Path(__file__).parent.parent.parent / "configs" / "scenarios"
 
@@ -52,7 +54,7 @@ MOVES: dict[str, Any] = {
 }
 """A second value for every key of `CONTENT` that a round can feel."""
 
-FELT_ELSEWHERE = {"name", "costs_file", "roofline_file", "costs.max_rows"}
+FELT_ELSEWHERE = {"name", "feedback_delay", "costs_file", "roofline_file", "costs.max_rows"}
 """Keys with a test of their own."""
 
 
@@ -90,6 +92,28 @@ def test_a_planner_keeps_to_the_largest_batch() -> None:
 
 def test_the_name_is_the_scenarios() -> None:
     assert scenario(name="other").name == "other"
+
+
+def test_a_planner_hears_of_rounds_as_late_as_the_scenario_says() -> None:
+    heard = []
+    for delay in (0, 2):
+        late = scenario(feedback_delay=delay)
+        planner = Scripted(late, (2,))
+        run(ScenarioHost(late, 0), planner, 10, delay=late.feedback_delay)
+        heard.append(len(planner.feedbacks))
+        rows = [feedback.plan.verify_rows for feedback in planner.feedbacks]
+        assert rows == [view.num_requests + int(view.proposed.sum()) for view in planner.views[: 10 - delay]]
+    assert heard == [10, 8]
+
+
+def test_the_delay_is_that_of_arms_that_plan() -> None:
+    def rows(delay: int, arm: str) -> list[int]:
+        late = scenario(feedback_delay=delay)
+        options = SimulateOptions(arms=(arm,), seeds=(0,), plan_time=PlanTime(0.0))
+        return [int(rows) for rows in run_cell(late, options, lambda _: None).traces[arm, 0].rows]
+
+    assert rows(0, "lightspec") != rows(3, "lightspec")
+    assert rows(0, "fixed:2") == rows(3, "fixed:2")
 
 
 def test_costs_may_come_from_a_file_of_tables_or_of_a_roofline(tmp_path: Path) -> None:
@@ -172,6 +196,7 @@ def test_every_scenario_file_runs(path: Path) -> None:
         ({"segments": 3}, "segments: it should be a valid"),
         ({"correlation": 1.0}, "correlation: expected 0 to 0.99"),
         ({"cost_noise": -1.0}, "cost_noise: expected 0 to 1"),
+        ({"feedback_delay": 9}, "feedback_delay: expected 0 to 8"),
         ({"seed": -1}, "seed: expected at least 0"),
         ({"costs": None}, "costs: expected one of costs, costs_file and roofline_file"),
         ({"costs_file": "x.yaml"}, "costs: expected one of costs, costs_file and roofline_file"),

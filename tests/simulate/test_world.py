@@ -218,3 +218,37 @@ def test_expected_tokens_are_the_mean_of_those_drawn() -> None:
     surplus = trace.tokens - trace.expected
     assert abs(surplus.sum()) < 4 * float((surplus**2).sum()) ** 0.5
     assert trace.expected.std() > 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(1, 12) | st.tuples(st.integers(1, 6), st.integers(6, 12)),
+    longest=st.none() | st.integers(1, 30),
+    arrivals=st.sampled_from([0.0, 0.5, 1.0]),
+    pauses=st.sampled_from([0.0, 0.3, 0.9]),
+    pause_rounds=st.integers(1, 20),
+    seed=st.integers(0, 10_000),
+)
+def test_however_requests_come_go_and_pause_each_keeps_a_slot_and_the_batch_its_bounds(
+    *,
+    count: int | tuple[int, int],
+    longest: int | None,
+    arrivals: float,
+    pauses: float,
+    pause_rounds: int,
+    seed: int,
+) -> None:
+    low, high = count if isinstance(count, tuple) else (count, count)
+    requests = {
+        "count": list(count) if isinstance(count, tuple) else count,
+        "answer_tokens": None if longest is None else [1, longest],
+        "arrivals": arrivals,
+        "pauses": pauses,
+        "pause_rounds": pause_rounds,
+    }
+    _, planner, records = serve(plain(requests=requests, rounds=60), steps=(4, 0, 2), seed=seed)  # checks slots
+    for view, record in zip(planner.views, records, strict=True):
+        assert 1 <= view.num_requests <= high
+        assert pauses or view.num_requests >= low
+        assert (record.committed <= record.accepted).all()
+        assert (record.committed >= 1).all()

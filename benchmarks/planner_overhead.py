@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHost
-from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.decode import select_rows
+from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import BatchView, CostModel, RoundFeedback, make_planner
 
 WARM_UP = 200

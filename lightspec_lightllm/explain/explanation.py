@@ -161,10 +161,10 @@ def _values(state: State, costs: CostModel, legal: tuple[int, ...], price: float
 
 def _catching_up(state: State, costs: CostModel, legal: tuple[int, ...]) -> FloatArray:
     """float[D], milliseconds of a round that the drafter's catching up takes."""
-    idle, resumed = catching_up_ms(
+    resumed = catching_up_ms(
         state.drafter, state.num_requests, state.draft_backlog, costs=costs, context=state.context_tokens
     )
-    return np.array([resumed if steps else idle for steps in legal])
+    return np.array([resumed if steps else 0.0 for steps in legal])
 
 
 def _settled_price(state: State, costs: CostModel, legal: tuple[int, ...]) -> float:

@@ -51,8 +51,9 @@ LEAST_SPREAD = 0.02
 HOPE = 1.5
 """Standard errors, beyond those that many trials leave, by which an acceptance is taken to be better than it looks."""
 
-STALE_REQUESTS = 0.5
-"""How fast what is known of a request that is not tried is forgotten, relative to one with as many trials as most."""
+STALE = 0.5
+"""How fast what is known of a request or a bin that is not tried is forgotten, relative to one with as many trials as
+most have: a run of bad luck must not end its trials for good."""
 
 SHIFT_PRIOR = 20.0
 """Information behind a confidence that needs no shift."""
@@ -176,7 +177,8 @@ class AcceptanceModel:
     def learn_bins(self, residual: FloatArray, information: FloatArray) -> float:
         """Take in trials by bin: float[bins] each. Returns what `learn` does."""
         before = self._phi_read
-        self._phi_info *= np.exp(information / -self._memory)
+        stale = STALE * float(np.add.reduce(information)) / self.num_bins
+        self._phi_info *= np.exp(np.maximum(information, stale) / -self._memory)
         _blend(self._phi, self._phi_info, before, residual=residual, information=information)
         self._read_bins()
         return _mean_rise(self._phi_read, before, information)
@@ -269,21 +271,23 @@ class RequestOffsets:
         """int[N], level of each request in 0..LEVELS-1."""
         return self._level[entries]
 
-    def learn(self, entries: IntArray, scores: FloatArray, rise: float) -> None:
-        """Take in residuals and information, float[2, M], of int[M] entries, of which some may be the same.
+    def learn(self, entries: IntArray, scores: FloatArray, rise: float, *, repeated: bool) -> None:
+        """Take in residuals and information, float[2, M], of int[M] entries.
 
         Args:
+            repeated: whether some entries may be the same.
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        entries, place = np.unique(entries, return_inverse=True)
-        residual = sums(place, scores[0], len(entries))
-        information = sums(place, scores[1], len(entries))
-        residual -= information * rise
+        residual, information = scores
+        if repeated:
+            entries, place = np.unique(entries, return_inverse=True)
+            residual = sums(place, residual, len(entries))
+            information = sums(place, information, len(entries))
+        residual = residual - information * rise
         info = self._info[entries]
         offset = self._offset[entries]
         read = info * offset / (info + self._prior)
-        # A request that is not tried while others are grows stale, so that a run of bad luck does not end its drafts.
-        stale = STALE_REQUESTS * float(np.add.reduce(information)) / len(entries)
+        stale = STALE * float(np.add.reduce(information)) / len(entries)
         info *= np.exp(np.maximum(information, stale) / -self._memory)
         total = info + information
         offset += (information * (read - offset) + residual) / (total + 1e-9)

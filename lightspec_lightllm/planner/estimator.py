@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -34,7 +35,13 @@ from lightspec_lightllm.planner.types import FloatArray, IntArray
 LEARN_ROUNDS = 8
 """Rounds that are taken in together once the planner has warmed up: counting costs little, rebuilding tables more."""
 
-SCORED_TRIALS = 1024
+SKILL_TRIALS = 400.0
+"""Trials over which confidences are judged."""
+
+SKILL_DOUBT = 4.0
+"""Log-likelihood ratio that it takes to think otherwise of confidences than before."""
+
+SCORED_TRIALS = 384
 """Trials with confidences after which the older rounds of those taken in together are left out."""
 
 CELL = NUM_BINS + 1
@@ -86,6 +93,7 @@ class AcceptanceEstimator:
 
     Attributes:
         changes: how often a change of the workload was detected.
+        trusts_confidence: whether confidences told more than nothing of late; else they are learned from, not used.
         version: grows whenever trials are taken in; between two versions the same batch is expected to do the same.
     """
 
@@ -108,6 +116,8 @@ class AcceptanceEstimator:
         self._future: tuple[tuple[int, int], SurvivalMass] | None = None
         self._last_levels: tuple[IntArray, int, IntArray] | None = None
         self._base: tuple[IntArray | None, IntArray] | None = None
+        self.trusts_confidence = True
+        self._skill = 0.0
         self._rounds: list[SeenRound] = []
         self._new_entries: list[IntArray] = []
         self._new_scores: list[FloatArray] = []
@@ -125,6 +135,11 @@ class AcceptanceEstimator:
         if self._table is None:
             self._table = LevelTable(self._marginal.table)
         return self._table
+
+    @property
+    def _sure(self) -> bool:
+        """Whether recent drafts had confidences to rely on."""
+        return self.trusts_confidence and len(self._history) > 0
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -145,16 +160,19 @@ class AcceptanceEstimator:
         Args:
             whole: whether it is known that every request proposes K.
         """
-        if self._cells is None:
-            table = np.empty((LEVELS, self.max_draft_steps, CELL))
-            table[:, :, :NUM_BINS] = self._calibrated.bins_table()
-            table[:, :, NUM_BINS] = self._neutral
-            self._cells = table.ravel()
         bins = confidence_bins(confidence)
         if not whole:
             bins = np.where(self._depths < proposed[:, None], bins, NUM_BINS)
-        acceptance = self._cells.take(bins + self._cell_base(len(bins), levels))
+        acceptance = self._table_of_cells().ravel().take(bins + self._cell_base(len(bins), levels))
         return Reading(bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
+
+    def _table_of_cells(self) -> FloatArray:
+        """float[LEVELS, K, CELL], acceptance by level, depth and bin."""
+        if self._cells is None:
+            self._cells = np.empty((LEVELS, self.max_draft_steps, CELL))
+            self._cells[:, :, :NUM_BINS] = self._calibrated.bins_table()
+            self._cells[:, :, NUM_BINS] = self._neutral
+        return self._cells
 
     def _cell_base(self, num_requests: int, levels: IntArray | None) -> IntArray:
         """int[N, K]: where the entries of each request and depth begin in the table of acceptances."""
@@ -181,7 +199,7 @@ class AcceptanceEstimator:
             survival = reading.survival
             waiting = survival.ravel() if tally[-1] == num_requests else survival[self._depths < proposed[:, None]]
             return GainCurve.of_survivals(waiting), survival
-        if len(self._history):
+        if self._sure:
             mass = self.future(num_requests, levels)
             share = at_least(tally) / num_requests
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
@@ -192,13 +210,13 @@ class AcceptanceEstimator:
 
     def survival(self, levels: IntArray | None) -> FloatArray | None:
         """float[N, K], survivals of requests without confidences, or None where nothing tells them apart."""
-        if levels is None or len(self._history):
+        if levels is None or self._sure:
             return None
         return self._levels_table().survival.take(levels, axis=0)
 
     def future(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
         """The drafts of a round in which every request proposes K."""
-        if len(self._history):
+        if self._sure:
             if self._future is None or self._future[0] != (self.version, num_requests):
                 self._future = ((self.version, num_requests), self._history.mass(num_requests))
             return self._future[1]
@@ -208,7 +226,7 @@ class AcceptanceEstimator:
 
     def hopeful(self, num_requests: int) -> SurvivalMass:
         """The drafts of N requests if what was seen was bad luck: what must not pay either before drafting ends."""
-        if len(self._history):
+        if self._sure:
             mass = self.future(num_requests, None)
             return SurvivalMass(raised(mass.value, float(self._calibrated.hope()[0])), mass.depth, mass.count)
         return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful()), num_requests)
@@ -252,7 +270,8 @@ class AcceptanceEstimator:
             if told is not None:
                 residual, information, rise = told
         if self._new_entries:
-            self._offsets.learn(joined(self._new_entries), np.concatenate(self._new_scores, axis=1), rise)
+            entries, scores = joined(self._new_entries), np.concatenate(self._new_scores, axis=1)
+            self._offsets.learn(entries, scores, rise, repeated=len(entries) > len(rounds[-1].trials))
         if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
             self.changes += 1
             self._marginal.forget(0.25)
@@ -264,9 +283,10 @@ class AcceptanceEstimator:
         most = self.max_draft_steps
         accepted = np.bincount(joined([seen.accepted for seen in rounds]), minlength=most + 2)
         expected, information = np.zeros(most), np.zeros(most)
-        known = [seen for seen in rounds if seen.confidence is None and seen.request_ids is not None]
+        trusted = self.trusts_confidence
+        known = [s for s in rounds if s.request_ids is not None and (s.confidence is None or not trusted)]
         if len(known) < len(rounds):
-            others = [seen.trials for seen in rounds if seen.confidence is not None or seen.request_ids is None]
+            others = [s.trials for s in rounds if s.request_ids is None or (s.confidence is not None and trusted)]
             tried = at_least(np.bincount(joined(others), minlength=most + 1))
             expected += tried * self._neutral
             information += tried * information_of(self._neutral)
@@ -302,17 +322,33 @@ class AcceptanceEstimator:
             return None
         trials, accepted = joined([seen.trials for seen in chosen]), joined([seen.accepted for seen in chosen])
         scores = scores_of(trials, accepted, reading)
+        self._judge(scores.trials)
+        residual, information = scores.depths
+        rise = self._calibrated.learn_bins(*scores.bins)
+        rise += self._calibrated.learn(residual - information * rise, information)
+        if not self.trusts_confidence:
+            return None
         ids = [seen.request_ids for seen in chosen if seen.request_ids is not None]
         if len(ids) == len(chosen):
             self._new_entries.append(self._offsets.find(joined(ids)))
             self._new_scores.append(scores.requests)
-        residual, information = scores.depths
-        rise = self._calibrated.learn_bins(*scores.bins)
-        rise += self._calibrated.learn(residual - information * rise, information)
         return residual, information, rise
+
+    def _judge(self, trials: IntArray) -> None:
+        """Whether confidences tell more than depths alone: by the likelihood of int[3, T] trials under both models."""
+        bins, depths, right = trials
+        told = self._table_of_cells()[NEUTRAL_LEVEL].ravel().take(depths * CELL + bins)
+        plain = self._neutral.take(depths)
+        ratio = np.where(right > 0, told / plain, (1.0 - told) / (1.0 - plain))
+        keep = math.exp(-len(right) / SKILL_TRIALS)
+        self._skill = keep * self._skill + float(np.add.reduce(np.log(ratio)))
+        if abs(self._skill) > SKILL_DOUBT:
+            self.trusts_confidence = self._skill > 0.0
 
     def _reading(self, seen: SeenRound) -> Reading:
         if seen.reading is not None:
             return seen.reading
-        levels = None if seen.request_ids is None else self._offsets.levels(self._offsets.find(seen.request_ids))
+        levels = None
+        if seen.request_ids is not None and self.trusts_confidence:
+            levels = self._offsets.levels(self._offsets.find(seen.request_ids))
         return self.read(cast(FloatArray, seen.confidence), seen.proposed, levels)

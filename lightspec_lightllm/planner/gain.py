@@ -54,9 +54,9 @@ class SurvivalMass:
         request, depth = np.nonzero(np.arange(survival.shape[1]) < proposed[:, None])
         return cls.of(survival[request, depth], depth + 1, np.ones(len(depth)))
 
-    def curve(self) -> GainCurve:
-        """Gain by rows over all depths."""
-        return GainCurve.of(self.count, self.value)
+    def curve(self, steps: int | None = None) -> GainCurve:
+        """Gain by rows, over the depths 1..steps or all."""
+        return GainCurve.of(self.count if steps is None else self.count * (self.depth <= steps), self.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ class SurvivalHistory:
     brings.
     """
 
-    WINDOW = 96
+    WINDOW = 256
 
     def __init__(self, max_draft_steps: int, bins: int = 11) -> None:
         self._rounds: deque[FloatArray] = deque()
@@ -136,9 +136,10 @@ class SurvivalHistory:
         size = int(np.count_nonzero(proposed))
         if not size:
             return
-        self._rounds.append(survival if size == len(survival) else survival[proposed > 0])
+        whole = size >= len(survival) - len(survival) // 32  # a few that would be extrapolated do not matter
+        self._rounds.append(survival if whole else survival[proposed > 0])
         self.num_pushed += size
-        self._held += size
+        self._held += len(self._rounds[-1])
         while self._held - len(self._rounds[0]) >= self.WINDOW:
             self._held -= len(self._rounds.popleft())
 

@@ -39,6 +39,9 @@ CONTEXT_STEP = 0.03
 PROBE_ROWS = 8
 """Drafted rows that a probe verifies."""
 
+CHOICE_SHARE = 1 / 64
+"""Weight of the newest round in what choosing by the drafts at hand brings."""
+
 FEW = 32
 """The budget is searched anew when more than one in so many requests changed since it was found."""
 
@@ -77,6 +80,9 @@ class LightspecPlanner:
         self._last_budget: _Budget | None = None
         self._found_steps = 0
         self._search_due = False
+        self._choice = 0.0
+        self._hopeless = False
+        self._expected_choice: tuple[tuple[float, ...], float] = ((), 0.0)
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 
@@ -172,10 +178,27 @@ class LightspecPlanner:
             ends=budget_ends(num_requests, self._legal, self.costs.max_rows),
         )
         rows = search(curve)
+        if reading is not None and available == num_requests * self._steps:
+            self._note_choice(curve, rows, search)
         if rows == num_requests:
             rows = search(self._estimator.hopeful_curve(proposed, tally, reading))
         self._last_budget = _Budget(batch, (fills, backlog), curve, rows)
         return curve, survival, rows
+
+    def _note_choice(self, curve: GainCurve, rows: int, search: partial[int]) -> None:
+        """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
+        num_requests, fills, backlog = (search.keywords[name] for name in ("num_requests", "fills", "backlog"))
+        budgets = self.costs.budgets(search.keywords["ends"], self._context, backlog)
+
+        def value(curve: GainCurve, rows: int) -> float:
+            return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)
+
+        key = (*self._state, self._steps)
+        if self._expected_choice[0] != key:
+            expected = self._estimator.future(num_requests, None).curve(self._steps)
+            self._expected_choice = (key, value(expected, search(expected)))
+        brought = (value(curve, rows) - self._expected_choice[1]) / num_requests
+        self._choice += CHOICE_SHARE * (brought - self._choice)
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""
@@ -193,6 +216,8 @@ class LightspecPlanner:
         if view.confidence is None:
             return levels, None
         confidence = read_confidence(view.confidence, proposed, self.max_draft_steps)
+        if not self._estimator.trusts_confidence:
+            return levels, None
         return levels, self._estimator.read(confidence, proposed, levels, whole=whole)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
@@ -207,8 +232,12 @@ class LightspecPlanner:
             best = current
         if best == 0:
             hopeful = self._steps_values(self._estimator.hopeful(num_requests), num_requests, compared, backlog)
-            if hopeful.argmax():
+            # Drafting ends when two searches in a row are without hope: the drafts of some rounds are but a sample.
+            if hopeful.argmax() or (current and not self._hopeless):
                 best = 1 + int(values[1:].argmax())
+            self._hopeless = not hopeful.argmax()
+        else:
+            self._hopeless = False
         return compared[best]
 
     def _steps_values(
@@ -226,9 +255,8 @@ class LightspecPlanner:
             context=self._context,
             price=price,
         )
-        idle, resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self.costs, context=self._context)
-        values[0] -= price * idle
-        values[1:] -= price * resumed
+        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self.costs, context=self._context)
+        values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
         return values
 
     def _maybe_probe(

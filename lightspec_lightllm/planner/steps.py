@@ -93,26 +93,22 @@ def _values(
     # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
     at = np.minimum(wanted, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
+    if fills[-1] == fills[1:].min():  # the same for every d but none
+        best = cast(FloatArray, (gain - price * budgets.ms(float(fills[-1]))).max(axis=1))
+        if legal[0] == 0:
+            best[0] = -price * budgets.ms_of(int(budgets.rows[0]), 0.0)
+        return best
     value = gain - price * np.stack([budgets.ms(float(passes)) for passes in fills])
     return cast(FloatArray, value.max(axis=1))
 
 
-def catching_up_ms(
-    kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float
-) -> tuple[float, float]:
-    """What not drafting costs the drafter's KV cache, in milliseconds per round, beside what `steps_values` counts.
-
-    A round without drafts leaves its tokens to catch up on; drafting again catches up on all of them once, which is
-    written off over `REWARM_ROUNDS`.
-
-    Returns:
-        The time to add to a round that drafts nothing, and to every other.
-    """
-    if kind in ("serial_no_kv", "free"):
-        return 0.0, 0.0
-    draft = costs.lines(backlog + 2 * num_requests, context)[1]
-    idle = float(draft[2 * num_requests] - draft[num_requests])
-    return idle, float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS if backlog else 0.0
+def catching_up_ms(kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float) -> float:
+    """What drafting again costs, in milliseconds per round beside what `steps_values` counts: the drafter's KV cache
+    catches up once on the rows that it missed, which is written off over `REWARM_ROUNDS`."""
+    if not backlog or kind in ("serial_no_kv", "free"):
+        return 0.0
+    draft = costs.lines(backlog + num_requests, context)[1]
+    return float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS
 
 
 def legal_steps(kind: DrafterKind, max_draft_steps: int) -> tuple[int, ...]:

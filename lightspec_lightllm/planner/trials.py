@@ -51,11 +51,13 @@ class Scores(NamedTuple):
         bins: float[2, bins].
         depths: float[2, K].
         requests: float[2, N].
+        trials: int[3, T], bin, depth (from 0) and outcome (0 or 1) of each.
     """
 
     bins: FloatArray
     depths: FloatArray
     requests: FloatArray
+    trials: IntArray
 
 
 def joined(arrays: list[IntArray]) -> IntArray:
@@ -91,8 +93,19 @@ def scores_of(trials: IntArray, accepted: IntArray, reading: Reading) -> Scores:
     information = information_of(expected)
     residual = 1.0 - expected
     # Where there are as many trials as accepted tokens, the target's own among these, the last trial failed.
-    residual[ends[trials == accepted] - 1] -= 1.0
+    failed = ends[trials == accepted] - 1
+    residual[failed] -= 1.0
+    right = np.ones(len(cells), dtype=np.int64)
+    right[failed] = 0
     bins = reading.bins.ravel().take(cells)
     requests, depths = np.divmod(cells, num_depths)
-    keys = ((bins, NUM_BINS), (depths, num_depths), (requests, num_requests))
-    return Scores(*(np.stack((sums(key, residual, n), sums(key, information, n))) for key, n in keys))
+
+    def by(keys: IntArray, size: int) -> FloatArray:
+        return np.stack((sums(keys, residual, size), sums(keys, information, size)))
+
+    return Scores(
+        bins=by(bins, NUM_BINS),
+        depths=by(depths, num_depths),
+        requests=by(requests, num_requests),
+        trials=np.stack((bins, depths, right)),
+    )

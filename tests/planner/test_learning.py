@@ -185,7 +185,8 @@ def test_no_confidence_costs_more_than_a_little_of_what_is_reached_without(tell:
 def test_an_honest_confidence_pays_where_rows_cost() -> None:
     def rate(confidence: bool) -> float:
         profile = AcceptanceProfile((0.4,), spread=0.7, noise=1.0, confidence=confidence)
-        return lightspec(CPU, 16, profile, rounds=300, warm_up=100, context_tokens=0).tokens_per_ms
+        runs = [lightspec(CPU, 16, profile, rounds=300, warm_up=100, context_tokens=0, seed=seed) for seed in range(4)]
+        return float(np.mean([run.tokens_per_ms for run in runs]))
 
     assert rate(True) >= 1.01 * rate(False)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.adapters.roofline import load_roofline
 from lightspec_lightllm.config import load_yaml
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner import MAX_DRAFT_STEPS, CostModel, DrafterKind, PlannerOptions
 from lightspec_lightllm.planner.types import FloatArray, IntArray
-from lightspec_lightllm.simulate.scenario import CostTables
 
 MAX_REQUESTS = 1024
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.adapters.roofline import Roofline
 from lightspec_lightllm.simulate.arms import OFF, STATIC
 from lightspec_lightllm.simulate.comparison import Spread, best_static
@@ -19,7 +20,6 @@ from lightspec_lightllm.simulate.experiment import Cell, run_cell
 from lightspec_lightllm.simulate.options import SimulateOptions
 from lightspec_lightllm.simulate.scenario import (
     Confidence,
-    CostTables,
     Drafter,
     RequestClass,
     Requests,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.adapters.roofline import Roofline
 from lightspec_lightllm.config import load_yaml
-from lightspec_lightllm.errors import ConfigError, CostTableError
-from lightspec_lightllm.planner import MAX_DRAFT_STEPS, CostModel, DrafterKind
+from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.planner import MAX_DRAFT_STEPS, DrafterKind
 
 Confidence = Literal["live", "late", "none"]
 """When the host knows the drafter's confidence: before it plans, only after it planned, or never."""
@@ -137,47 +138,6 @@ class Segment:
         good = bool(self.mix) and all(share >= 0 for share in self.mix.values()) and sum(self.mix.values()) > 0
         _expect(good, "mix", "shares of at least 0, one of them above", self)
         _expect(0.01 <= self.cost_factor <= 100, "cost_factor", "0.01 to 100", self)
-
-
-@dataclass(frozen=True, slots=True)
-class CostTables:
-    """What rounds truly cost; see `CostModel.from_tables`.
-
-    Attributes:
-        target: ``{rows: ms}`` or ``{context: {rows: ms}}`` of one target forward.
-        draft: the same of one drafter forward; empty: drafting is free.
-        interpolate: linear between the sizes of the tables, else the next larger size is what is paid.
-        overhead_ms: time of a round outside its forwards.
-        request_ms: target time per request.
-        request_token_ms: target time per request and token of context.
-        max_rows: the largest batch that the target may run.
-    """
-
-    target: dict[int, float | dict[int, float]]
-    draft: dict[int, float | dict[int, float]] = field(default_factory=dict)
-    interpolate: bool = False
-    overhead_ms: float = 0.0
-    request_ms: float = 0.0
-    request_token_ms: float = 0.0
-    max_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            self.model()
-        except CostTableError as error:
-            raise ConfigError(str(error)) from None
-
-    def model(self, factor: float = 1.0) -> CostModel:
-        """The tables, ``factor`` times as slow."""
-        return CostModel.from_tables(
-            _scaled(self.target, factor),
-            _scaled(self.draft, factor),
-            interpolate=self.interpolate,
-            overhead_ms=factor * self.overhead_ms,
-            request_ms=factor * self.request_ms,
-            request_token_ms=factor * self.request_token_ms,
-            max_rows=self.max_rows,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +271,3 @@ def _replaced(owner: Drafter, given: dict[str, Any]) -> Drafter:
         if name in given and given[name] not in get_args(kinds):
             raise ConfigError(f"{name}: expected one of {', '.join(get_args(kinds))}, got {given[name]!r}")
     return dataclasses.replace(owner, **given)
-
-
-def _scaled(table: Any, factor: float) -> Any:
-    return {size: _scaled(ms, factor) if isinstance(ms, dict) else factor * ms for size, ms in table.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.cli import main
 from lightspec_lightllm.config import known_keys
 from lightspec_lightllm.errors import ConfigError
@@ -16,7 +17,7 @@ from lightspec_lightllm.simulate.experiment import run_cell
 from lightspec_lightllm.simulate.host import ScenarioHost
 from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
 from lightspec_lightllm.simulate.runner import run
-from lightspec_lightllm.simulate.scenario import CostTables, Scenario, load_scenario
+from lightspec_lightllm.simulate.scenario import Scenario, load_scenario
 from tests.simulate.workloads import CONTENT, Scripted, content, scenario, signature
 
 SCENARIOS = Path(__file__).parent.parent.parent / "configs" / "scenarios"

@@ -83,6 +83,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="tokens per answer at most")
     add("--temperature", type=float, default=default.temperature, help="0: greedy")
     add("--seed", type=int, default=default.seed, help="chooses the prompts and seeds the sampling")
+    add(
+        "--record",
+        action="store_true",
+        help="also write a trace: the drafts at every position of the texts, which lightspec simulate replays under "
+        "any plan (trace_file in a scenario)",
+    )
     _add_engine(parser)
 
 
@@ -189,6 +195,7 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
         repetitions=arguments.repetitions,
         seed=arguments.seed,
         temperature=arguments.temperature,
+        record=arguments.record,
     )
     config = resolve(arguments)
     for arm in options.arms:

@@ -34,3 +34,8 @@ class OutputFolder:
         with self.path(ending).open("x", encoding="utf-8") as file:
             file.write(content)
         return self.path(ending)
+
+    def write_bytes(self, ending: str, content: bytes) -> Path:
+        with self.path(ending).open("xb") as file:
+            file.write(content)
+        return self.path(ending)

@@ -146,14 +146,20 @@ class EmbeddedRuntime:
         """Queue a request; see `Engine.submit`."""
         return self.engine.submit(prompt, params)
 
-    def planner(self, strategy: str, **options: Any) -> Planner:
-        """A fresh planner for this drafter and these costs.
+    @property
+    def drafter_kind(self) -> DrafterKind:
+        """What a step costs, as planners are told.
 
         A head's first pass takes in the accepted rows alone, without its vocabulary, so that its time hardly depends on
         how many rows were verified: what a step costs is d Td(N), as for a drafter without KV.
         """
-        kind: DrafterKind = "free" if self.drafter.kind == "free" else "serial_no_kv"
-        return make_planner(strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=kind, **options)
+        return "free" if self.drafter.kind == "free" else "serial_no_kv"
+
+    def planner(self, strategy: str, **options: Any) -> Planner:
+        """A fresh planner for this drafter and these costs."""
+        return make_planner(
+            strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=self.drafter_kind, **options
+        )
 
     def round(self, strategy: str = "lightspec", **options: Any) -> Round:
         """Rounds of a fresh planner on this engine. Without speculation the drafter is not even fed."""

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lightspec_lightllm.adapters.recording import to_bytes
 from lightspec_lightllm.bench.datasets import load_dataset
 from lightspec_lightllm.bench.experiment import Experiment, num_requests, run_experiment
 from lightspec_lightllm.bench.host import check_installed, open_host
 from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.bench.progress import BenchProgress, SetupProgress
+from lightspec_lightllm.bench.record import record
 from lightspec_lightllm.bench.results import Subject, to_json, traces
 from lightspec_lightllm.bench.table import result_table
 from lightspec_lightllm.config import Config
@@ -61,7 +63,14 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
         f"peak memory {peak_memory_mb():.0f} MB",
         highlight=False,
     )
-    for path in write_files(folder, experiment, subject):
+    written = write_files(folder, experiment, subject)
+    if options.record:
+        with SetupProgress(log) as setup:
+            recording, left_out = record(host, experiment, subject, setup.report)
+        written.append(folder.write_bytes(*to_bytes(recording)))
+        if left_out:
+            output.print(f"trace: {left_out} answers left out: of one token, which comes with the prompt", markup=False)
+    for path in written:
         output.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if version_of("matplotlib") is None:
         output.print("no plots: matplotlib is not installed (the extra named plot)", markup=False)

@@ -1,6 +1,7 @@
 """The embedded runtime as an experiment's host."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from lightspec_lightllm.engine.fetch import MODEL_MEMBER, ProgressListener
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.machine import version_of
+from lightspec_lightllm.planner import CostModel, DrafterKind
 
 if TYPE_CHECKING:
     from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
+    from lightspec_lightllm.adapters.recorder import Found
 
 
 def check_installed() -> None:
@@ -65,6 +68,31 @@ class EmbeddedHost:
     def rounds(self, arm: str, /) -> Stepper:
         options = dataclasses.asdict(self.config.planner.options) if arm == "lightspec" else {}
         return self.runtime.round(arm, **options)
+
+    @property
+    def costs(self) -> CostModel:
+        """See `record.Recorder`."""
+        return self.runtime.costs
+
+    @property
+    def drafter_kind(self) -> DrafterKind:
+        """See `record.Recorder`."""
+        return self.runtime.drafter_kind
+
+    def find_drafts(
+        self, texts: Sequence[tuple[list[int], tuple[int, ...]]], max_tokens: int, progress: ProgressListener, /
+    ) -> "list[Found]":
+        """See `record.Recorder`."""
+        from lightspec_lightllm.adapters.recorder import Written, find_drafts
+
+        written = [Written(tuple(prompt), answer, max_tokens) for prompt, answer in texts]
+        return find_drafts(
+            self.engine,
+            self.runtime.drafter,
+            written,
+            self.runtime.max_draft_steps,
+            progress=lambda done: progress("recording drafts", done, len(written)),
+        )
 
     def top_two_gap(self, tokens: list[int], /) -> float | None:
         """Prefills all but the last token and runs that one as a row of its own."""

@@ -22,6 +22,8 @@ class BenchOptions:
     repetitions: int = 1
     seed: int = 0
     temperature: float = 0.0
+    record: bool = False
+    """Whether to write the drafts at every position of the texts, for `lightspec simulate` to replay."""
 
     def __post_init__(self) -> None:
         for name in self.datasets:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -30,10 +31,13 @@ from lightspec_lightllm.planner.trials import (
     joined_readings,
     scores_of,
 )
-from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
 
 LEARN_ROUNDS = 8
 """Rounds that are taken in together once the planner has warmed up: counting costs little, rebuilding tables more."""
+
+WARM_VERSIONS = 4 * LEARN_ROUNDS
+"""From this version of the tables on, learning is spread over rounds."""
 
 SKILL_TRIALS = 400.0
 """Trials over which confidences are judged."""
@@ -41,11 +45,29 @@ SKILL_TRIALS = 400.0
 SKILL_DOUBT = 4.0
 """Log-likelihood ratio that it takes to think otherwise of confidences than before."""
 
+LEAST_HOPE = 0.02
+"""Log-odds that are not worth hoping for."""
+
 SCORED_TRIALS = 384
 """Trials with confidences after which the older rounds of those taken in together are left out."""
 
 CELL = NUM_BINS + 1
 """Entries per level and depth of the table of acceptances: one per bin, and one for a draft that is not there yet."""
+
+
+class Learned(NamedTuple):
+    """What a model took up.
+
+    Attributes:
+        residual, information: float[K], of the trials by depth.
+        rise: see `AcceptanceModel.learn`.
+        requests: int[M] entries of `RequestOffsets` and their scores, float[2, M], or None.
+    """
+
+    residual: FloatArray
+    information: FloatArray
+    rise: float
+    requests: tuple[IntArray, FloatArray] | None
 
 
 class LevelTable:
@@ -119,14 +141,14 @@ class AcceptanceEstimator:
         self.trusts_confidence = True
         self._skill = 0.0
         self._rounds: list[SeenRound] = []
-        self._new_entries: list[IntArray] = []
-        self._new_scores: list[FloatArray] = []
+        self._work: Iterator[None] | None = None
         self._refresh()
 
     def _refresh(self) -> None:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
         self._neutral = self._marginal.acceptance()
+        self._hope = float((self._calibrated if self._sure else self._marginal).hope()[0])
         self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._table: LevelTable | None = None
         self._cells: FloatArray | None = None
@@ -152,19 +174,17 @@ class AcceptanceEstimator:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
 
-    def read(
-        self, confidence: FloatArray, proposed: IntArray, levels: IntArray | None, *, whole: bool = False
-    ) -> Reading:
-        """Look up float[N, K] confidences, which are in 0..1 where a draft is proposed.
+    def read(self, confidence: FloatArray, waiting: BoolArray | None, levels: IntArray | None) -> Reading:
+        """Look up float[N, K] confidences in 0..1.
 
         Args:
-            whole: whether it is known that every request proposes K.
+            waiting: bool[N, K], which of the drafts there are; None: all.
         """
         bins = confidence_bins(confidence)
-        if not whole:
-            bins = np.where(self._depths < proposed[:, None], bins, NUM_BINS)
+        if waiting is not None:
+            bins = np.where(waiting, bins, NUM_BINS)
         acceptance = self._table_of_cells().ravel().take(bins + self._cell_base(len(bins), levels))
-        return Reading(bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
+        return Reading(waiting, bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
 
     def _table_of_cells(self) -> FloatArray:
         """float[LEVELS, K, CELL], acceptance by level, depth and bin."""
@@ -197,8 +217,8 @@ class AcceptanceEstimator:
         num_requests = len(proposed)
         if reading is not None:
             survival = reading.survival
-            waiting = survival.ravel() if tally[-1] == num_requests else survival[self._depths < proposed[:, None]]
-            return GainCurve.of_survivals(waiting), survival
+            known = survival if reading.waiting is None else np.where(reading.waiting, survival, 0.0)
+            return GainCurve.of_survivals(known.ravel()), survival
         if self._sure:
             mass = self.future(num_requests, levels)
             share = at_least(tally) / num_requests
@@ -224,26 +244,31 @@ class AcceptanceEstimator:
             return SurvivalMass.ladder_of(self._neutral_survival, num_requests)
         return self._levels_table().mass(levels)
 
+    @property
+    def hopes(self) -> bool:
+        """Whether what was seen may be bad luck enough to matter."""
+        return self._hope > LEAST_HOPE
+
     def hopeful(self, num_requests: int) -> SurvivalMass:
         """The drafts of N requests if what was seen was bad luck: what must not pay either before drafting ends."""
         if self._sure:
             mass = self.future(num_requests, None)
-            return SurvivalMass(raised(mass.value, float(self._calibrated.hope()[0])), mass.depth, mass.count)
+            return SurvivalMass(raised(mass.value, self._hope), mass.depth, mass.count)
         return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful()), num_requests)
 
     def hopeful_curve(self, proposed: IntArray, tally: IntArray, reading: Reading | None) -> GainCurve:
         """The same for the waiting drafts."""
         if reading is None:
             return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful()))
-        waiting = reading.survival[self._depths < proposed[:, None]]
-        return GainCurve.of_survivals(raised(waiting, float(self._calibrated.hope()[0])))
+        return GainCurve.of_survivals(raised(reading.survival[self._depths < proposed[:, None]], self._hope))
 
     def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:
         """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""
         steps = confidence.shape[1]
         wide = np.zeros((len(confidence), self.max_draft_steps))
         wide[:, :steps] = confidence
-        known = self.read(wide, np.full(len(wide), steps), self.levels(request_ids))
+        there = np.broadcast_to(self._depths < steps, wide.shape)
+        known = self.read(wide, there, self.levels(request_ids))
         return known.survival[:, min(steps, self.max_draft_steps - 1)]
 
     # --- learning -----------------------------------------------------------------------------------------------------
@@ -254,35 +279,54 @@ class AcceptanceEstimator:
         return float(np.add.reduce(accepted - 1) - np.add.reduce(expected[trials]))
 
     def learn(self, seen: SeenRound) -> None:
-        """Note one round. Several are taken in together; the first ones each at once."""
+        """Note one round. Several are taken in together, a part of the work with every round that follows; the first
+        ones are taken in at once."""
         self._rounds.append(seen)
-        if len(self._rounds) >= min(LEARN_ROUNDS, 1 + self.version // 4):
+        if self._work is None and len(self._rounds) >= min(LEARN_ROUNDS, 1 + self.version // 4):
             rounds, self._rounds = self._rounds, []
-            self._take_in(rounds)
+            self._work = self._take_in(rounds)
+        if self._work is not None:
+            for _ in self._work:
+                if self.version >= WARM_VERSIONS:
+                    return
+            self._work = None
 
-    def _take_in(self, rounds: list[SeenRound]) -> None:
-        """Learn from some rounds, and read the models anew."""
-        self._new_entries, self._new_scores = [], []
-        residual, information, rise = self._learn_marginal(rounds)
+    def _take_in(self, rounds: list[SeenRound]) -> Iterator[None]:
+        """Learn from some rounds, in parts that each take less time than a plan, and read the models anew."""
+        entries, scores = [], []
         sure = [seen for seen in rounds if seen.confidence is not None]
+        residual, information, rise, requests = self._learn_marginal(rounds)
+        if requests is not None:
+            entries.append(requests[0])
+            scores.append(requests[1])
+        yield
         if sure:
-            told = self._learn_calibrated(sure)
+            told = yield from self._learn_calibrated(sure)
             if told is not None:
-                residual, information, rise = told
-        if self._new_entries:
-            entries, scores = joined(self._new_entries), np.concatenate(self._new_scores, axis=1)
-            self._offsets.learn(entries, scores, rise, repeated=len(entries) > len(rounds[-1].trials))
+                residual, information, rise, requests = told
+                if requests is not None:
+                    entries.append(requests[0])
+                    scores.append(requests[1])
+            yield
+        if entries:
+            found, judged = joined(entries), np.concatenate(scores, axis=1)
+            self._offsets.learn(found, judged, rise, repeated=len(found) > len(rounds[-1].trials))
+            yield
         if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
             self.changes += 1
             self._marginal.forget(0.25)
             self._calibrated.forget(0.25)
         self._refresh()
+        if sure:
+            yield
+            self._table_of_cells()
 
-    def _learn_marginal(self, rounds: list[SeenRound]) -> tuple[FloatArray, FloatArray, float]:
-        """What trials say by depth. Returns residuals and information, float[K], and `AcceptanceModel.learn`'s rise."""
+    def _learn_marginal(self, rounds: list[SeenRound]) -> Learned:
+        """What trials say by depth and, where confidences are not used, by request."""
         most = self.max_draft_steps
         accepted = np.bincount(joined([seen.accepted for seen in rounds]), minlength=most + 2)
         expected, information = np.zeros(most), np.zeros(most)
+        requests = None
         trusted = self.trusts_confidence
         known = [s for s in rounds if s.request_ids is not None and (s.confidence is None or not trusted)]
         if len(known) < len(rounds):
@@ -299,15 +343,14 @@ class AcceptanceEstimator:
             information += np.add.reduce(counts * information_of(self._marginal.table))
             hoped, telling = table.scores(levels, trials)
             successes = joined([seen.accepted for seen in known]) - 1
-            self._new_entries.append(entries)
-            self._new_scores.append(np.stack((successes - hoped, telling)))
+            requests = entries, np.stack((successes - hoped, telling))
         residual = at_least(accepted)[1:] - expected
-        return residual, information, self._marginal.learn(residual, information)
+        return Learned(residual, information, self._marginal.learn(residual, information), requests)
 
-    def _learn_calibrated(self, rounds: list[SeenRound]) -> tuple[FloatArray, FloatArray, float] | None:
+    def _learn_calibrated(self, rounds: list[SeenRound]) -> Generator[None, None, Learned | None]:
         """What trials say of their confidences: of the newest rounds, as many as there is anything to learn from.
 
-        Returns what `_learn_marginal` does, or None if there was no trial.
+        Returns None if there was no trial, or confidences are not used.
         """
         chosen: list[SeenRound] = []
         num_trials = 0
@@ -320,8 +363,10 @@ class AcceptanceEstimator:
         self._history.push(reading.survival, joined([seen.proposed for seen in chosen]))
         if not num_trials:
             return None
+        yield
         trials, accepted = joined([seen.trials for seen in chosen]), joined([seen.accepted for seen in chosen])
         scores = scores_of(trials, accepted, reading)
+        yield
         self._judge(scores.trials)
         residual, information = scores.depths
         rise = self._calibrated.learn_bins(*scores.bins)
@@ -329,10 +374,10 @@ class AcceptanceEstimator:
         if not self.trusts_confidence:
             return None
         ids = [seen.request_ids for seen in chosen if seen.request_ids is not None]
+        requests = None
         if len(ids) == len(chosen):
-            self._new_entries.append(self._offsets.find(joined(ids)))
-            self._new_scores.append(scores.requests)
-        return residual, information, rise
+            requests = self._offsets.find(joined(ids)), scores.requests
+        return Learned(residual, information, rise, requests)
 
     def _judge(self, trials: IntArray) -> None:
         """Whether confidences tell more than depths alone: by the likelihood of int[3, T] trials under both models."""
@@ -351,4 +396,5 @@ class AcceptanceEstimator:
         levels = None
         if seen.request_ids is not None and self.trusts_confidence:
             levels = self._offsets.levels(self._offsets.find(seen.request_ids))
-        return self.read(cast(FloatArray, seen.confidence), seen.proposed, levels)
+        waiting = self._depths < seen.proposed[:, None]
+        return self.read(cast(FloatArray, seen.confidence), waiting, levels)

@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     Attributes:
         verified, accepted, proposed: int[N].
         tally: int[K + 2], how many accept lengths are 0, 1, .. K + 1.
-        confidence: float[N, K], 0 past what was proposed, or None.
+        confidence: float[N, K], 0 past what was proposed if so asked, or None.
         request_ids: int[N] or None.
     """
 
@@ -72,8 +72,11 @@ def read_ids(view: BatchView) -> IntArray | None:
     return ids
 
 
-def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) -> FloatArray:
+def read_confidence(values: object, proposed: IntArray, max_draft_steps: int, *, clear: bool = True) -> FloatArray:
     """float[N, K] in 0..1, with 0 past what is proposed.
+
+    Args:
+        clear: whether entries past what is proposed must be 0; else they may be any number in 0..1.
 
     Raises:
         PlanError: the shape is another, or a proposed draft has no probability.
@@ -87,20 +90,23 @@ def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) ->
         raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
     if not len(proposed):
         return confidence
-    if int(np.minimum.reduce(proposed)) < max_draft_steps:
-        confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
     # Doubles in 0..1 are those whose bits, read as whole numbers, are at most the bits of 1: one pass for two.
     certain = confidence.flags.c_contiguous and int(confidence.view(np.uint64).max()) <= _ONE_BITS
+    if clear or not certain:
+        confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
     if not certain and not (float(confidence.min()) >= 0.0 and float(confidence.max()) <= 1.0):
         raise PlanError("confidence: expected probabilities in 0..1 for every waiting draft, got NaN or one outside")
     return confidence
 
 
-def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True) -> Outcome:
+def read_feedback(
+    feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True, clear: bool = True
+) -> Outcome:
     """The round's counts, ids and confidences.
 
     Args:
         confidence: whether to read the confidences.
+        clear: see `read_confidence`.
 
     Raises:
         FeedbackError: no round can have given this feedback.
@@ -125,7 +131,7 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: 
     sure = None
     if confidence and feedback.confidence is not None:
         try:
-            sure = read_confidence(feedback.confidence, proposed, max_draft_steps)
+            sure = read_confidence(feedback.confidence, proposed, max_draft_steps, clear=clear)
         except PlanError as error:
             raise FeedbackError(str(error)) from None
     return Outcome(verified, accepted, proposed, tally, sure, ids)

@@ -12,7 +12,7 @@ from lightspec_lightllm.planner.acceptance import LEVELS
 from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
-from lightspec_lightllm.planner.estimator import LEARN_ROUNDS, AcceptanceEstimator
+from lightspec_lightllm.planner.estimator import WARM_VERSIONS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
 from lightspec_lightllm.planner.intake import Outcome, read_confidence, read_feedback, read_ids, read_proposals
 from lightspec_lightllm.planner.options import PlannerOptions
@@ -79,9 +79,10 @@ class LightspecPlanner:
         self._price = 0.0
         self._last_budget: _Budget | None = None
         self._found_steps = 0
-        self._search_due = False
+        self._search_in = -1
+        """Rounds until the draft steps are searched, negative: not before something was learned."""
         self._choice = 0.0
-        self._hopeless = False
+        self._doomed = False
         self._expected_choice: tuple[tuple[float, ...], float] = ((), 0.0)
 
     # --- plan ---------------------------------------------------------------------------------------------------------
@@ -102,10 +103,13 @@ class LightspecPlanner:
         fresh = self._settle(num_requests)
 
         curve, survival, rows = self._choose_budget(proposed, tally, available, levels, reading, backlog)
-        # The round after something was learned, so that no round does everything; at once while that is little.
-        if self._search_due or (fresh and self._estimator.version <= LEARN_ROUNDS):
+        if fresh and self._search_in < 0:
+            self._search_in = 0 if self._estimator.version <= WARM_VERSIONS else 2
+        if self._search_in == 0:
             self._found_steps = self._choose_steps(num_requests, levels, backlog)
-        self._search_due = fresh
+        elif self._search_in == 1:
+            self._estimator.future(num_requests, levels)  # prepared, so that no round does everything
+        self._search_in = max(self._search_in - 1, -1)
         rows, steps, probe = self._maybe_probe(num_requests, available, rows, self._found_steps, backlog)
 
         self._steps = steps
@@ -180,7 +184,7 @@ class LightspecPlanner:
         rows = search(curve)
         if reading is not None and available == num_requests * self._steps:
             self._note_choice(curve, rows, search)
-        if rows == num_requests:
+        if rows == num_requests and self._estimator.hopes:
             rows = search(self._estimator.hopeful_curve(proposed, tally, reading))
         self._last_budget = _Budget(batch, (fills, backlog), curve, rows)
         return curve, survival, rows
@@ -215,10 +219,11 @@ class LightspecPlanner:
         levels = self._estimator.levels(read_ids(view))
         if view.confidence is None:
             return levels, None
-        confidence = read_confidence(view.confidence, proposed, self.max_draft_steps)
+        confidence = read_confidence(view.confidence, proposed, self.max_draft_steps, clear=False)
         if not self._estimator.trusts_confidence:
             return levels, None
-        return levels, self._estimator.read(confidence, proposed, levels, whole=whole)
+        waiting = None if whole else self._depths < proposed[:, None]
+        return levels, self._estimator.read(confidence, waiting, levels)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
@@ -230,15 +235,19 @@ class LightspecPlanner:
         best, current = int(values.argmax()), compared.index(self._steps)
         if values[best] - values[current] <= self.options.steps_margin * num_requests:
             best = current
-        if best == 0:
-            hopeful = self._steps_values(self._estimator.hopeful(num_requests), num_requests, compared, backlog)
-            # Drafting ends when two searches in a row are without hope: the drafts of some rounds are but a sample.
-            if hopeful.argmax() or (current and not self._hopeless):
-                best = 1 + int(values[1:].argmax())
-            self._hopeless = not hopeful.argmax()
-        else:
-            self._hopeless = False
+        # Drafting ends when two searches in a row are without hope: the drafts of some rounds are but a sample.
+        doomed = best == 0 and not self._is_hopeful(num_requests, compared, backlog)
+        if best == 0 and (not doomed or (current and not self._doomed)):
+            best = 1 + int(values[1:].argmax())
+        self._doomed = doomed
         return compared[best]
+
+    def _is_hopeful(self, num_requests: int, compared: tuple[int, ...], backlog: int) -> bool:
+        """Whether drafting would pay if what was seen so far was bad luck."""
+        if not self._estimator.hopes:
+            return False
+        mass = self._estimator.hopeful(num_requests)
+        return bool(self._steps_values(mass, num_requests, compared, backlog).argmax())
 
     def _steps_values(
         self, mass: SurvivalMass, num_requests: int, compared: tuple[int, ...], backlog: int
@@ -306,7 +315,7 @@ class LightspecPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            outcome = read_feedback(feedback, self.max_draft_steps)
+            outcome = read_feedback(feedback, self.max_draft_steps, clear=False)
         except FeedbackError:
             self.counters.refused_feedback += 1
             raise

@@ -7,18 +7,20 @@ from typing import NamedTuple
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import LEVELS, NUM_BINS, information_of, sums
-from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
 
 
 class Reading(NamedTuple):
     """What the confidences of a batch say, looked up in the tables of a moment.
 
     Attributes:
+        waiting: bool[N, K], which of the drafts there are; None: all.
         bins: int[N, K], bin of each confidence; `NUM_BINS` where nothing is proposed.
         acceptance: float[N, K], calibrated conditional acceptance, extrapolated by depth past what is proposed.
         survival: float[N, K], its running product.
     """
 
+    waiting: BoolArray | None
     bins: IntArray
     acceptance: FloatArray
     survival: FloatArray
@@ -66,10 +68,11 @@ def joined(arrays: list[IntArray]) -> IntArray:
 
 
 def joined_readings(readings: list[Reading]) -> Reading:
-    """One after the other."""
+    """One after the other; which drafts there are is left out."""
     if len(readings) == 1:
         return readings[0]
-    return Reading(*(np.concatenate(parts) for parts in zip(*readings, strict=True)))
+    _, *parts = zip(*readings, strict=True)
+    return Reading(None, *(np.concatenate(part) for part in parts))
 
 
 def at_least(tally: IntArray) -> IntArray:

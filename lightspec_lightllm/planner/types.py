@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 DrafterKind = Literal["serial", "serial_no_kv", "chained", "block", "free"]
 """How the drafter's time grows (see `CostModel.draft_ms`)."""

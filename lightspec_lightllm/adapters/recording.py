@@ -113,6 +113,8 @@ class RecordedRequest:
     confidence: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
+        if not self.dataset:
+            raise ConfigError("dataset: expected a name, got none")
         if self.prompt_tokens < 1 or self.answer_tokens < 2:
             raise ConfigError(
                 f"expected a prompt of at least 1 token and an answer of at least 2, got {self.prompt_tokens} and "

@@ -54,6 +54,8 @@ def skipped(arm: str, scenario: Scenario) -> str | None:
     """Why a scenario cannot run an arm, or None."""
     if arm == RANKED and scenario.drafter.confidence == "none":
         return "the drafter tells no confidence to take rows by"
+    if arm == OPTIMUM and scenario.trace_file is not None:
+        return "a trace says which drafts were right, not how likely each was: what could be known is not"
     return None
 
 
@@ -84,14 +86,18 @@ def find_references(
     prices: dict[tuple[str, int], tuple[float, ...]] = {}
     settings = [arm for arm in (STATIC, RANKED) if arm in arms]
     for arm in (OPTIMUM, CLAIRVOYANT):
-        if arm in arms or (arm == OPTIMUM and settings):
+        if arm in arms or (arm == OPTIMUM and settings and not skipped(arm, scenario)):
             for seed in seeds:
                 report(f"price of time, {arm}, seed {seed}")
                 prices[arm, seed] = tuple(solve_price(s, seed, clairvoyant=arm == CLAIRVOYANT) for s in alone)
+
+    def price_of(seed: int, segment: int) -> float | None:
+        return prices[OPTIMUM, seed][segment] if (OPTIMUM, seed) in prices else None
+
     found: dict[str, tuple[Setting, ...]] = {STATIC: (), RANKED: ()}
     if settings:
         report("drafts to compare static settings on")
-        pools = [[sample_pool(s, seed, prices[OPTIMUM, seed][at]) for seed in seeds] for at, s in enumerate(alone)]
+        pools = [[sample_pool(s, seed, price_of(seed, at)) for seed in seeds] for at, s in enumerate(alone)]
         for arm in settings:
             report(f"best setting of {arm}")
             found[arm] = tuple(best_setting(s, pools[at], seeds, ranked=arm == RANKED) for at, s in enumerate(alone))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lightspec_lightllm.simulate.arms import References, expand, find_references, make_arm, plans
 from lightspec_lightllm.simulate.host import ScenarioHost
 from lightspec_lightllm.simulate.options import FREE, SimulateOptions
+from lightspec_lightllm.simulate.replay import check_trace
 from lightspec_lightllm.simulate.runner import run
 from lightspec_lightllm.simulate.scenario import Scenario
 from lightspec_lightllm.simulate.trace import Trace
@@ -45,9 +46,9 @@ def variants(scenario: Scenario, options: SimulateOptions) -> list[Scenario]:
     """Every combination of the numbers that options vary.
 
     Raises:
-        ConfigError: one of them is out of range.
+        ConfigError: one of them is out of range, or not what a trace has.
     """
-    return [
+    varied = [
         scenario.varied(
             kind=kind,
             max_draft_steps=steps,
@@ -59,6 +60,9 @@ def variants(scenario: Scenario, options: SimulateOptions) -> list[Scenario]:
             options.kinds or (None,), options.max_draft_steps or (None,), options.counts or (None,)
         )
     ]
+    for variant in varied:
+        check_trace(variant)
+    return varied
 
 
 def run_cell(scenario: Scenario, options: SimulateOptions, report: Callable[[str], None]) -> Cell:

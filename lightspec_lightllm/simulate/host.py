@@ -8,8 +8,8 @@ from lightspec_lightllm.decode.host import IntArray, StepRule, Verdict
 from lightspec_lightllm.errors import SlotError
 from lightspec_lightllm.planner import BatchView, CostModel, Plan
 from lightspec_lightllm.planner.types import FloatArray
+from lightspec_lightllm.simulate.replay import open_batch
 from lightspec_lightllm.simulate.scenario import Scenario
-from lightspec_lightllm.simulate.world import World
 
 CACHED = ("serial", "chained", "block")
 """Drafters with a KV cache of their own, which must catch up on what was committed while they did not draft."""
@@ -30,7 +30,7 @@ class ScenarioHost:
 
     def __init__(self, scenario: Scenario, seed: int, *, ranks: bool = False) -> None:
         self.scenario = scenario
-        self.world = World(scenario, seed)
+        self.world = open_batch(scenario, seed)
         self.max_draft_steps = scenario.drafter.max_draft_steps
         self.costs = [scenario.tables.model(segment.cost_factor) for segment in scenario.segments]
         self.expected_tokens = 0.0
@@ -117,7 +117,7 @@ class ScenarioHost:
             unseen = np.minimum(world.unseen[world.slots] + self._kept, drafter.max_backlog)
             world.unseen[world.slots] = 0 if steps else unseen
         world.end_round()
-        world.proposed[world.slots] = steps
+        world.propose(steps)
         return steps
 
     def _spend(self, milliseconds: float) -> None:

@@ -6,7 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.simulate.batch import Batch
 from lightspec_lightllm.simulate.text import sigmoid
 from lightspec_lightllm.simulate.world import World
 
@@ -107,8 +109,14 @@ class Belief:
         self._belief[slots] = belief
 
 
-def knowledge_of(world: World) -> Knowledge:
-    """What can be known of a scenario's drafts: all, where a confidence tells of them, else what outcomes tell."""
+def knowledge_of(world: Batch) -> Knowledge:
+    """What can be known of a scenario's drafts: all, where a confidence tells of them, else what outcomes tell.
+
+    Raises:
+        ConfigError: the text was recorded: its outcomes are known, their probabilities are not.
+    """
+    if not isinstance(world, World):
+        raise ConfigError("the same-information optimum needs true probabilities: a trace has outcomes alone")
     drafter = world.scenario.drafter
     told = drafter.confidence != "none" and drafter.quality == "informed"
     return FullKnowledge(world) if told else Belief(world)

@@ -10,7 +10,7 @@ import numpy as np
 from lightspec_lightllm.decode import Round
 from lightspec_lightllm.planner import Planner, make_planner
 from lightspec_lightllm.planner.steps import legal_steps
-from lightspec_lightllm.planner.types import FloatArray
+from lightspec_lightllm.planner.types import FloatArray, IntArray
 from lightspec_lightllm.simulate.host import ScenarioHost
 from lightspec_lightllm.simulate.oracles import ClairvoyantPlanner, OptimumPlanner, Setting, StaticPlanner
 from lightspec_lightllm.simulate.runner import run
@@ -33,11 +33,11 @@ class Pool:
     """Drafts of some rounds of a segment.
 
     Attributes:
-        rounds: (survival, told survival) of each round, float[N, K].
+        rounds: (survival, told survival) of each round, float[N, K], and drafts that the drafter makes, int[N].
         context: mean context of its requests.
     """
 
-    rounds: tuple[tuple[FloatArray, FloatArray], ...]
+    rounds: tuple[tuple[FloatArray, FloatArray, IntArray], ...]
     context: float
 
 
@@ -66,16 +66,18 @@ def solve_price(scenario: Scenario, seed: int, *, clairvoyant: bool = False) -> 
     return price
 
 
-def sample_pool(scenario: Scenario, seed: int, price: float) -> Pool:
-    """Drafts that the optimum meets in one segment."""
+def sample_pool(scenario: Scenario, seed: int, price: float | None) -> Pool:
+    """Drafts that the optimum meets in one segment; without a price, those that the most fixed steps meet."""
     host = ScenarioHost(scenario, seed)
-    loop = Round(host, OptimumPlanner(host, [price]))
+    most = scenario.drafter.max_draft_steps
+    everything = StaticPlanner(host, [Setting(most, most)])
+    loop = Round(host, everything if price is None else OptimumPlanner(host, [price]))
     rounds, contexts = [], []
     for number in range(scenario.num_rounds):
         record = loop.step()
         if record is not None and number >= SETTLE_ROUNDS and number % POOL_STRIDE == 0:
             drafts = host.world.drafts
-            rounds.append((drafts.survival, np.asarray(np.cumprod(drafts.told, axis=1))))
+            rounds.append((drafts.survival, np.asarray(np.cumprod(drafts.told, axis=1)), drafts.available))
             contexts.append(record.context_tokens / record.num_requests)
     return Pool(tuple(rounds), float(np.mean(contexts)))
 
@@ -106,12 +108,14 @@ def scan(scenario: Scenario, pools: Sequence[Pool], *, ranked: bool) -> list[tup
         budgets = _budgets(scenario, pools, steps)
         tokens, time = np.zeros(len(budgets)), np.zeros(len(budgets))
         for pool in pools:
-            for survival, told in pool.rounds:
+            for survival, told, available in pool.rounds:
                 num_requests = len(survival)
+                made = np.arange(steps) < available[:, None]
                 held, key = survival[:, :steps], told[:, :steps]
-                gained = held.ravel()[np.argsort(-key, axis=None, kind="stable")] if ranked else held.T.ravel()
+                gained = held[made][np.argsort(-key[made], kind="stable")] if ranked else held.T[made.T]
                 gain = np.concatenate(([0.0], np.cumsum(gained)))
-                extra = np.minimum((budgets * num_requests + 1e-9).astype(np.int64), num_requests * steps)
+                drafted = np.count_nonzero(available)
+                extra = np.minimum((budgets * drafted + 1e-9).astype(np.int64), len(gained))
                 if costs.max_rows is not None:
                     extra = np.clip(extra, 0, max(0, costs.max_rows - num_requests))
                 tokens += num_requests + gain[extra]
@@ -135,7 +139,7 @@ def scan(scenario: Scenario, pools: Sequence[Pool], *, ranked: bool) -> list[tup
 def _budgets(scenario: Scenario, pools: Sequence[Pool], steps: int) -> FloatArray:
     """Drafts per request worth comparing: an even grid, and where the batch fills a tier of the target."""
     grid = np.arange(0.0, steps + FRACTION / 2, FRACTION)
-    sizes = {len(survival) for pool in pools for survival, _ in pool.rounds}
+    sizes = {len(survival) for pool in pools for survival, _, _ in pool.rounds}
     if len(sizes) > 4:  # a batch that wanders meets no tier twice
         return np.asarray(grid)
     edges = [(rows - n) / n for n in sizes for rows in scenario.tables.model().target.rows.tolist()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightspec_lightllm.adapters.cost_tables import CostTables
+from lightspec_lightllm.adapters.recording import load_recording
 from lightspec_lightllm.adapters.roofline import Roofline
 from lightspec_lightllm.config import load_yaml
 from lightspec_lightllm.errors import ConfigError
@@ -18,8 +19,15 @@ Confidence = Literal["live", "late", "none"]
 
 Quality = Literal["informed", "random", "constant"]
 
+PROMPT_TOKENS = (512, 512)
+
 MAX_REQUESTS = 4096
 MAX_SPREAD = 8.0
+
+
+def _expect(good: bool, name: str, expected: str, owner: Any) -> None:
+    if not good:
+        raise ConfigError(f"{name}: expected {expected}, got {getattr(owner, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Requests:
     """
 
     count: int | tuple[int, int] = 16
-    prompt_tokens: tuple[int, int] = (512, 512)
+    prompt_tokens: tuple[int, int] = PROMPT_TOKENS
     answer_tokens: tuple[int, int] | None = None
     arrivals: float = 0.0
     pauses: float = 0.0
@@ -123,21 +131,26 @@ class Segment:
     Attributes:
         rounds: how many.
         mix: share of each class of requests; they need not sum to 1. Every request changes with the segment, those
-            that run too.
+            that run too. Of a trace: the same of its sets, for new requests alone; none: all of them, as recorded.
         cost_factor: what every round's time is multiplied by; the planner's table does not know.
         count: as `Requests.count`, for this segment alone.
     """
 
     rounds: int
-    mix: dict[str, float]
+    mix: dict[str, float] = field(default_factory=dict)
     cost_factor: float = 1.0
     count: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         _expect(self.rounds >= 1, "rounds", "at least 1", self)
-        good = bool(self.mix) and all(share >= 0 for share in self.mix.values()) and sum(self.mix.values()) > 0
+        shares = self.mix.values()
+        good = not shares or (all(share >= 0 for share in shares) and sum(shares) > 0)
         _expect(good, "mix", "shares of at least 0, one of them above", self)
         _expect(0.01 <= self.cost_factor <= 100, "cost_factor", "0.01 to 100", self)
+
+
+UNSAID = Drafter()
+"""Stands in a scenario that does not say what drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +159,11 @@ class Scenario:
 
     Attributes:
         name: what tables and files call it.
-        classes: the classes of requests that segments mix.
         segments: one after the other.
+        classes: the classes of requests that segments mix; or else
+        trace_file: a file that ``lightspec bench --record`` wrote, relative to the scenario's: recorded requests come
+            in an order that the seed draws, again and again. It takes the place of ``classes``, ``drafter``,
+            ``correlation`` and the lengths in ``requests``, and of the costs unless they are given.
         drafter: what proposes tokens.
         requests: who asks.
         correlation: of the acceptance of one token with the next one's (AR(1)), 0 to 0.99.
@@ -160,9 +176,10 @@ class Scenario:
     """
 
     name: str
-    classes: dict[str, RequestClass]
     segments: tuple[Segment, ...]
-    drafter: Drafter = field(default_factory=Drafter)
+    classes: dict[str, RequestClass] = field(default_factory=dict)
+    trace_file: str | None = None
+    drafter: Drafter = field(default_factory=lambda: UNSAID)
     requests: Requests = field(default_factory=Requests)
     correlation: float = 0.0
     costs: CostTables | None = None
@@ -175,20 +192,46 @@ class Scenario:
     def __post_init__(self) -> None:
         _expect(bool(self.name.strip()), "name", "a name", self)
         _expect(bool(self.segments), "segments", "at least one segment", self)
+        if self.trace_file is None:
+            if not self.classes:
+                raise ConfigError("classes: expected at least one class of requests, or a trace_file instead")
+            self.check_mixes(tuple(self.classes), "classes")
+        else:
+            self._check_replaced()
         for number, segment in enumerate(self.segments):
-            for name in segment.mix:
-                if name not in self.classes:
-                    raise ConfigError(
-                        f"segments.{number}.mix: expected names of classes ({', '.join(self.classes)}), got {name!r}"
-                    )
+            if not segment.mix and self.trace_file is None:
+                raise ConfigError(f"segments.{number}.mix: expected shares of {', '.join(self.classes)}, got none")
             if segment.count is not None:
                 dataclasses.replace(self.requests, count=segment.count)  # checks it
         _expect(0 <= self.correlation <= 0.99, "correlation", "0 to 0.99", self)
         _expect(0 <= self.cost_noise <= 1, "cost_noise", "0 to 1", self)
         _expect(0 <= self.feedback_delay <= 8, "feedback_delay", "0 to 8", self)
         _expect(self.seed >= 0, "seed", "at least 0", self)
-        if sum(source is not None for source in (self.costs, self.costs_file, self.roofline_file)) != 1:
+        sources = sum(source is not None for source in (self.costs, self.costs_file, self.roofline_file))
+        if sources > 1 or (not sources and self.trace_file is None):
             raise ConfigError("costs: expected one of costs, costs_file and roofline_file")
+
+    def check_mixes(self, known: tuple[str, ...], what: str) -> None:
+        """Raises ConfigError where a segment mixes what is not known."""
+        for number, segment in enumerate(self.segments):
+            for name in segment.mix:
+                if name not in known:
+                    raise ConfigError(
+                        f"segments.{number}.mix: expected names of {what} ({', '.join(known)}), got {name!r}"
+                    )
+
+    def _check_replaced(self) -> None:
+        drafter, requests = self.drafter, self.requests
+        given = {
+            "classes": bool(self.classes),
+            "correlation": self.correlation != 0,
+            "requests.prompt_tokens": requests.prompt_tokens != PROMPT_TOKENS,
+            "requests.answer_tokens": requests.answer_tokens is not None,
+            "drafter": (drafter.quality, drafter.noise, drafter.bias) != ("informed", 0, 0),
+        }
+        for name, there in given.items():
+            if there:
+                raise ConfigError(f"{name}: expected none beside trace_file, which says it; take one of the two out")
 
     @property
     def tables(self) -> CostTables:
@@ -246,6 +289,11 @@ def load_scenario(path: Path) -> Scenario:
         ConfigError: a file cannot be read, or a key or value is wrong; the message names it.
     """
     scenario = load_yaml(path, Scenario, name="scenario")
+    if scenario.trace_file is not None:
+        try:
+            scenario = _with_trace(scenario, path.parent / scenario.trace_file)
+        except ConfigError as error:
+            raise ConfigError(f"scenario {path}: {error}") from None
     if scenario.costs_file is not None:
         costs = load_yaml(path.parent / scenario.costs_file, CostTables, name="costs")
     elif scenario.roofline_file is not None:
@@ -261,9 +309,22 @@ def load_scenario(path: Path) -> Scenario:
     return dataclasses.replace(scenario, costs=costs, costs_file=None, roofline_file=None)
 
 
-def _expect(good: bool, name: str, expected: str, owner: Any) -> None:
-    if not good:
-        raise ConfigError(f"{name}: expected {expected}, got {getattr(owner, name)!r}")
+def _with_trace(scenario: Scenario, path: Path) -> Scenario:
+    """The scenario with what its trace says filled in."""
+    if scenario.drafter is not UNSAID:
+        raise ConfigError(
+            "drafter: expected none beside trace_file, which says it; --max-draft-steps and --confidence vary it"
+        )
+    recording = load_recording(path)
+    scenario.check_mixes(recording.datasets, "sets in the trace")
+    own = recording.drafter
+    unpriced = scenario.costs is None and scenario.costs_file is None and scenario.roofline_file is None
+    return dataclasses.replace(
+        scenario,
+        trace_file=str(path),
+        drafter=Drafter(kind=own.kind, max_draft_steps=own.max_draft_steps),
+        costs=recording.costs if unpriced else scenario.costs,
+    )
 
 
 def _replaced(owner: Drafter, given: dict[str, Any]) -> Drafter:

@@ -20,6 +20,7 @@ from lightspec_lightllm.simulate.oracles import ClairvoyantPlanner, OptimumPlann
 from lightspec_lightllm.simulate.references import solve_price, trial_rate
 from lightspec_lightllm.simulate.runner import run
 from lightspec_lightllm.simulate.scenario import Scenario
+from lightspec_lightllm.simulate.world import World
 from tests.simulate.workloads import Scripted, plain
 
 NO_PLAN_TIME = PlanTime(0.0)
@@ -120,6 +121,7 @@ def outcome_score(world: Scenario, seeds: tuple[int, ...]) -> tuple[float, float
     for seed in seeds:
         host = ScenarioHost(world, seed)
         planner = Scripted(world, (4,))
+        assert isinstance(host.world, World)
         loop, belief = Round(host, planner), Belief(host.world)
         for _ in range(world.num_rounds):
             # The belief must be read before the round's requests end: the planner's view is the moment.

@@ -33,11 +33,14 @@ from lightspec_lightllm.planner.trials import (
 )
 from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
 
-LEARN_ROUNDS = 8
+LEARN_ROUNDS = 6
 """Rounds that are taken in together once the planner has warmed up: counting costs little, rebuilding tables more."""
 
+LARGE_BATCH = 64
+"""Requests from which on learning is spread over rounds; what smaller batches take is calls rather than work."""
+
 WARM_VERSIONS = 4 * LEARN_ROUNDS
-"""From this version of the tables on, learning is spread over rounds."""
+"""Versions of the tables after which a planner is warm."""
 
 SKILL_TRIALS = 400.0
 """Trials over which confidences are judged."""
@@ -279,15 +282,15 @@ class AcceptanceEstimator:
         return float(np.add.reduce(accepted - 1) - np.add.reduce(expected[trials]))
 
     def learn(self, seen: SeenRound) -> None:
-        """Note one round. Several are taken in together, a part of the work with every round that follows; the first
-        ones are taken in at once."""
+        """Note one round. Several are taken in together; the first ones at once. For a large batch that is spread: a
+        part of the work is done with every round that follows."""
         self._rounds.append(seen)
         if self._work is None and len(self._rounds) >= min(LEARN_ROUNDS, 1 + self.version // 4):
             rounds, self._rounds = self._rounds, []
             self._work = self._take_in(rounds)
         if self._work is not None:
             for _ in self._work:
-                if self.version >= WARM_VERSIONS:
+                if len(seen.trials) >= LARGE_BATCH and self.version >= WARM_VERSIONS:
                     return
             self._work = None
 

@@ -72,10 +72,12 @@ def sample_pool(scenario: Scenario, seed: int, price: float | None) -> Pool:
     most = scenario.drafter.max_draft_steps
     everything = StaticPlanner(host, [Setting(most, most)])
     loop = Round(host, everything if price is None else OptimumPlanner(host, [price]))
+    # An outcome tells less than a probability: there every round counts.
+    stride = 1 if price is None else POOL_STRIDE
     rounds, contexts = [], []
     for number in range(scenario.num_rounds):
         record = loop.step()
-        if record is not None and number >= SETTLE_ROUNDS and number % POOL_STRIDE == 0:
+        if record is not None and number >= SETTLE_ROUNDS and number % stride == 0:
             drafts = host.world.drafts
             rounds.append((drafts.survival, np.asarray(np.cumprod(drafts.told, axis=1)), drafts.available))
             contexts.append(record.context_tokens / record.num_requests)
@@ -89,9 +91,10 @@ def best_setting(scenario: Scenario, pools: Sequence[Pool], seeds: Sequence[int]
         scenario: of one segment.
         ranked: rows are taken by the live confidence, else breadth-first.
     """
-    shortlist = [
-        setting for _, setting in sorted(scan(scenario, pools, ranked=ranked), key=lambda pair: -pair[0])[:SHORTLIST]
-    ]
+    by_rate = sorted(scan(scenario, pools, ranked=ranked), key=lambda pair: -pair[0])
+    # Where drafting is free, the same budget is the same setting whatever the steps: the fewest stand for all.
+    distinct = {(rate, setting.budget): setting for rate, setting in reversed(by_rate)}
+    shortlist = list(distinct.values())[::-1][:SHORTLIST]
 
     def mean_rate(setting: Setting) -> float:
         make: MakePlanner = lambda host: StaticPlanner(host, [setting], ranked=ranked)  # noqa: E731

@@ -4,12 +4,18 @@
     python benchmarks/planner_overhead.py --requests 64 256 --steps 15 --confidence --request-ids
 
 Prints one line per setting with percentiles over all rounds, and the machine. The rounds are those of a simulated
-server that is always full: requests differ in difficulty, end after some 400 tokens and are replaced, contexts grow.
+server that is always full, of one of two kinds: *steady*, the same requests with K drafts each in every round; and
+*turnover*, in which requests end after some 400 tokens and are replaced, so that proposals are ragged. Confidences
+mean something, and the batch is worth speculating on.
+
+The line *control* times the same numpy calls over and over, as long as a plan takes: what its percentiles are apart is
+the machine's doing (interrupts, other tenants), not the planner's.
 """
 
 import argparse
 import platform
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,32 +31,43 @@ PROFILE = AcceptanceProfile((0.75,), spread=0.7, noise=1.0, confidence=True)
 
 
 def modelled_costs() -> CostModel:
-    """A staircase: a floor of 7.2 ms, 0.048 ms per row past the knee, more with a long context; a draft of 0.35 ms +
-    1.2 us per row."""
+    """A staircase: a floor of 7.2 ms, flat up to some 1000 rows, more with a long context; a draft of 0.35 ms + 1.2 us
+    per row. On it a batch of 256 verifies a part of its drafts, which takes the most planning."""
     sizes = [1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(544, 1025, 32), *range(1152, 4097, 128)]
     target = {
-        context: {rows: (7.2**4 + (0.048 * rows) ** 4) ** 0.25 + 3e-5 * context for rows in sizes}
+        context: {rows: (7.2**4 + (0.008 * rows) ** 4) ** 0.25 + 3e-5 * context for rows in sizes}
         for context in (64, 1024, 8192)
     }
     return CostModel.from_tables(target, {rows: 0.35 + 0.0012 * rows for rows in sizes}, overhead_ms=0.3)
 
 
-def measure(
-    num_requests: int, steps: int, rounds: int, *, confidence: bool, request_ids: bool, seed: int
-) -> list[float]:
+@dataclass(frozen=True)
+class Setting:
+    """What the planner is given."""
+
+    num_requests: int
+    steps: int
+    request_ids: bool
+    confidence: bool
+    turnover: bool
+
+
+def measure(setting: Setting, rounds: int, seed: int) -> list[float]:
     """Microseconds of plan + observe of every round after the warm-up.
 
     As many drafts as possible are proposed every round, whatever the plan says: the most that there can be to read.
     """
-    costs = modelled_costs()
-    host = SimulatedHost(costs, num_requests, PROFILE, max_draft_steps=steps, lifetime=400, seed=seed)
+    costs, steps = modelled_costs(), setting.steps
+    lifetime = 400 if setting.turnover else None
+    host = SimulatedHost(costs, setting.num_requests, PROFILE, max_draft_steps=steps, lifetime=lifetime, seed=seed)
     planner = make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial")
     times = []
     for _ in range(WARM_UP + rounds):
         began, batch = host.now(), host.schedule()
-        sure = batch.confidence if confidence else None
-        ids = batch.request_ids if request_ids else None
-        view = BatchView(num_requests, batch.proposed, batch.context_tokens, sure, ids)
+        sure = batch.confidence if setting.confidence else None
+        ids = batch.request_ids if setting.request_ids else None
+        context = batch.context_tokens if setting.turnover else 512.0
+        view = BatchView(setting.num_requests, batch.proposed, context, sure, ids)
         started = time.perf_counter()
         plan = planner.plan(view)
         planned = time.perf_counter()
@@ -63,6 +80,27 @@ def measure(
         planner.observe(feedback)
         times.append(1e6 * (planned - started + time.perf_counter() - resumed))
     return times[WARM_UP:]
+
+
+def control(rounds: int, microseconds: float) -> list[float]:
+    """Microseconds of a fixed piece of work of about that length, with other work between."""
+    rng = np.random.default_rng(0)
+    counts, knots, at = rng.integers(0, 16, 256), np.linspace(0.0, 1.0, 17), np.linspace(0.0, 1.0, 90)
+
+    def work(repetitions: int) -> float:
+        started = time.perf_counter()
+        for _ in range(repetitions):
+            tally = np.bincount(counts, minlength=17)
+            gain = np.interp(at, knots, np.add.accumulate(tally[::-1])) - 0.1 * at
+            gain.argmax()
+        return 1e6 * (time.perf_counter() - started)
+
+    repetitions = max(1, round(microseconds / float(np.median([work(10) for _ in range(500)]) / 10)))
+    times = []
+    for _ in range(rounds):
+        rng.random((256, 30))
+        times.append(work(repetitions))
+    return times
 
 
 def main() -> None:
@@ -78,23 +116,29 @@ def main() -> None:
         f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, K = {args.steps}, seed {args.seed}"
     )
     print(
-        f"{'N':>5} {'per request':>12} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}   us per round"
+        f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}  us/round"
     )
-    settings = [
+    known = [
         (False, False),
         *([(True, False)] if args.request_ids else []),
         *([(True, True)] if args.confidence else []),
     ]
     for num_requests in args.requests:
-        for request_ids, confidence in settings:
-            times = measure(
-                num_requests, args.steps, args.rounds, confidence=confidence, request_ids=request_ids, seed=args.seed
-            )
-            low, mid, high = np.percentile(times, [50, 90, 99])
-            print(
-                f"{num_requests:>5} {'yes' if request_ids else 'no':>12} {'yes' if confidence else 'no':>11} "
-                f"{np.mean(times):8.1f} {low:8.1f} {mid:8.1f} {high:8.1f}"
-            )
+        for turnover in (False, True):
+            for request_ids, confidence in known:
+                setting = Setting(num_requests, args.steps, request_ids, confidence, turnover)
+                times = measure(setting, args.rounds, args.seed)
+                kind = "turnover" if turnover else "steady"
+                print(
+                    f"{num_requests:>5} {kind:>9} {'yes' if request_ids else 'no':>4} "
+                    f"{'yes' if confidence else 'no':>11} {percentiles(times)}",
+                    flush=True,
+                )
+    print(f"{'control':>32} {percentiles(control(args.rounds, 50.0))}")
+
+
+def percentiles(times: list[float]) -> str:
+    return " ".join(f"{value:8.1f}" for value in (np.mean(times), *np.percentile(times, [50, 90, 99])))
 
 
 if __name__ == "__main__":

@@ -156,9 +156,10 @@ class AcceptanceModel:
         doubt = 1.0 / np.sqrt(self._theta_info + self._theta_prior_info) - full
         return HOPE * np.maximum(doubt, 0.0)
 
-    def hopeful(self) -> FloatArray:
-        """float[K]: acceptance if what was seen was bad luck."""
-        return _sigmoid(self._theta_read + self.hope())
+    def hopeful(self, levels: IntArray | None) -> FloatArray:
+        """float[K]: acceptance of a batch of int[N] levels if what was seen was bad luck."""
+        offset = 0.0 if levels is None else LEVEL_STEP * (float(np.add.reduce(levels)) / len(levels) - NEUTRAL_LEVEL)
+        return _sigmoid(self._theta_read + self.hope() + offset)
 
     def learn(self, residual: FloatArray, information: FloatArray) -> float:
         """Take in trials by depth: float[K] accepted above expectation, and float[K] information.

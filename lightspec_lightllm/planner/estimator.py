@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from lightspec_lightllm.planner.acceptance import (
     raised,
 )
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
+from lightspec_lightllm.planner.levels import LevelTable
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.trials import (
+    Learned,
     Reading,
     SeenRound,
     at_least,
@@ -56,58 +58,6 @@ SCORED_TRIALS = 384
 
 CELL = NUM_BINS + 1
 """Entries per level and depth of the table of acceptances: one per bin, and one for a draft that is not there yet."""
-
-
-class Learned(NamedTuple):
-    """What a model took up.
-
-    Attributes:
-        residual, information: float[K], of the trials by depth.
-        rise: see `AcceptanceModel.learn`.
-        requests: int[M] entries of `RequestOffsets` and their scores, float[2, M], or None.
-    """
-
-    residual: FloatArray
-    information: FloatArray
-    rise: float
-    requests: tuple[IntArray, FloatArray] | None
-
-
-class LevelTable:
-    """Acceptances and survivals by level of request and depth, and their order.
-
-    Attributes:
-        survival: float[LEVELS, K].
-        value, depth, level: the same entries, highest survival first, the shallower first where equal.
-    """
-
-    def __init__(self, acceptance: FloatArray) -> None:
-        self.survival: FloatArray = np.multiply.accumulate(acceptance, axis=1)
-        num_depths = acceptance.shape[1]
-        self._order = np.argsort(-self.survival, axis=None, kind="stable")
-        self.value = self.survival.ravel()[self._order]
-        self.level, self.depth = np.divmod(self._order, num_depths)
-        self.depth += 1
-        # What t trials of a level are expected to bring, and how much they tell, by int[LEVELS, K + 1] cells.
-        self._expected = np.zeros((2, len(acceptance), num_depths + 1))
-        np.add.accumulate(acceptance, axis=1, out=self._expected[0, :, 1:])
-        np.add.accumulate(information_of(acceptance), axis=1, out=self._expected[1, :, 1:])
-
-    def curve(self, counts: IntArray) -> GainCurve:
-        """Gain of int[LEVELS, K] drafts."""
-        return GainCurve.of(counts.ravel().take(self._order), self.value)
-
-    def mass(self, levels: IntArray) -> SurvivalMass:
-        """The drafts of a batch of int[N] levels in which every request proposes K."""
-        count = np.bincount(levels, minlength=LEVELS)
-        if np.maximum.reduce(count) == len(levels):
-            return SurvivalMass.ladder_of(self.survival[levels[0]], len(levels))
-        return SurvivalMass(self.value, self.depth, count.take(self.level).astype(np.float64))
-
-    def scores(self, levels: IntArray, trials: IntArray) -> tuple[FloatArray, FloatArray]:
-        """float[N] each: accepted drafts expected of each request's trials, and their information."""
-        cell = levels * self._expected.shape[2] + trials
-        return self._expected[0].ravel().take(cell), self._expected[1].ravel().take(cell)
 
 
 class AcceptanceEstimator:
@@ -252,17 +202,19 @@ class AcceptanceEstimator:
         """Whether what was seen may be bad luck enough to matter."""
         return self._hope > LEAST_HOPE
 
-    def hopeful(self, num_requests: int) -> SurvivalMass:
+    def hopeful(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
         """The drafts of N requests if what was seen was bad luck: what must not pay either before drafting ends."""
         if self._sure:
-            mass = self.future(num_requests, None)
+            mass = self.future(num_requests, levels)
             return SurvivalMass(raised(mass.value, self._hope), mass.depth, mass.count)
-        return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful()), num_requests)
+        return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful(levels)), num_requests)
 
-    def hopeful_curve(self, proposed: IntArray, tally: IntArray, reading: Reading | None) -> GainCurve:
+    def hopeful_curve(
+        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, reading: Reading | None
+    ) -> GainCurve:
         """The same for the waiting drafts."""
         if reading is None:
-            return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful()))
+            return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful(levels)))
         return GainCurve.of_survivals(raised(reading.survival[self._depths < proposed[:, None]], self._hope))
 
     def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:

@@ -185,7 +185,7 @@ class LightspecPlanner:
         if reading is not None and available == num_requests * self._steps:
             self._note_choice(curve, rows, search)
         if rows == num_requests and self._estimator.hopes:
-            rows = search(self._estimator.hopeful_curve(proposed, tally, reading))
+            rows = search(self._estimator.hopeful_curve(proposed, tally, levels, reading))
         self._last_budget = _Budget(batch, (fills, backlog), curve, rows)
         return curve, survival, rows
 
@@ -236,17 +236,17 @@ class LightspecPlanner:
         if values[best] - values[current] <= self.options.steps_margin * num_requests:
             best = current
         # Drafting ends when two searches in a row are without hope: the drafts of some rounds are but a sample.
-        doomed = best == 0 and not self._is_hopeful(num_requests, compared, backlog)
+        doomed = best == 0 and not self._is_hopeful(num_requests, levels, compared, backlog)
         if best == 0 and (not doomed or (current and not self._doomed)):
             best = 1 + int(values[1:].argmax())
         self._doomed = doomed
         return compared[best]
 
-    def _is_hopeful(self, num_requests: int, compared: tuple[int, ...], backlog: int) -> bool:
+    def _is_hopeful(self, num_requests: int, levels: IntArray | None, compared: tuple[int, ...], backlog: int) -> bool:
         """Whether drafting would pay if what was seen so far was bad luck."""
         if not self._estimator.hopes:
             return False
-        mass = self._estimator.hopeful(num_requests)
+        mass = self._estimator.hopeful(num_requests, levels)
         return bool(self._steps_values(mass, num_requests, compared, backlog).argmax())
 
     def _steps_values(

@@ -46,6 +46,21 @@ class SeenRound(NamedTuple):
     reading: Reading | None
 
 
+class Learned(NamedTuple):
+    """What a model took up.
+
+    Attributes:
+        residual, information: float[K], of the trials by depth.
+        rise: see `AcceptanceModel.learn`.
+        requests: int[M] entries of `RequestOffsets` and their scores, float[2, M], or None.
+    """
+
+    residual: FloatArray
+    information: FloatArray
+    rise: float
+    requests: tuple[IntArray, FloatArray] | None
+
+
 class Scores(NamedTuple):
     """Accepted trials above expectation (residuals) and Fisher information, each as residual and information.
 

@@ -7,7 +7,8 @@ import pytest
 
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile
 from lightspec_lightllm.decode import select_rows
-from lightspec_lightllm.planner import BatchView, Plan, RoundFeedback, make_planner
+from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
+from lightspec_lightllm.planner.acceptance import NEUTRAL_LEVEL, RequestOffsets
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.simulation import FairHost, Tell, best_rate, lightspec, serve
 from tests.planner.worlds import CPU, GPU, KINDS
@@ -200,3 +201,56 @@ def test_a_round_that_verifies_nothing_still_tells_its_confidences() -> None:
     host = FairHost(CPU, 16, profile, max_draft_steps=7, drafter="serial", context_tokens=0)
     served = serve(host, make_planner("lightspec", CPU, max_draft_steps=7, drafter="serial"), rounds=40, warm_up=130)
     assert served.mean_steps < 0.1
+
+
+def planned(planner: Planner, told: FloatArray, rounds: int, truth: FloatArray | None = None) -> Plan:
+    """The last plan of some rounds of 16 requests whose drafts are all verified; by default they come true as told."""
+    rng, ids, plan = np.random.default_rng(5), np.arange(16), Plan(0, 0)
+    for _ in range(rounds):
+        sure = told if truth is None else rng.random((16, STEPS))
+        plan = planner.plan(BatchView(16, np.full(16, STEPS), 300, confidence=sure, request_ids=ids))
+        accepted = 1 + accepted_prefix(sure if truth is None else truth, rng)
+        feedback = RoundFeedback(plan, np.full(16, STEPS), accepted, confidence=sure, request_ids=ids)
+        planner.observe(feedback)
+    return plan
+
+
+def test_a_confidence_that_means_nothing_is_not_used_to_rank_drafts() -> None:
+    plan = planned(
+        make_planner("lightspec", CPU, max_draft_steps=STEPS), np.zeros(0), 80, truth=np.full((16, STEPS), 0.6)
+    )
+    assert plan.reading is None
+    assert plan.survival is not None
+    assert np.ptp(plan.survival[:, 0]) < 0.2
+
+
+def test_a_confidence_that_means_something_ranks_drafts() -> None:
+    told = np.random.default_rng(6).uniform(0.1, 0.9, (16, STEPS))
+    plan = planned(make_planner("lightspec", CPU, max_draft_steps=STEPS), told, 80)
+    assert plan.reading is not None
+    assert plan.survival is not None
+    assert np.corrcoef(plan.survival[:, 0], told[:, 0])[0, 1] > 0.9
+
+
+def test_a_confidence_that_begins_to_mean_something_is_used_from_then_on() -> None:
+    planner = make_planner("lightspec", CPU, max_draft_steps=STEPS)
+    assert planned(planner, np.zeros(0), 80, truth=np.full((16, STEPS), 0.6)).reading is None
+    assert planned(planner, np.random.default_rng(6).uniform(0.1, 0.9, (16, STEPS)), 150).reading is not None
+
+
+@pytest.mark.parametrize(("misses", "drafts"), [(10, True), (100, False)])
+def test_a_run_of_bad_luck_does_not_end_drafting_but_a_long_one_does(misses: int, drafts: bool) -> None:
+    planner = make_planner("lightspec", GPU, max_draft_steps=STEPS, drafter="chained")
+    proposed, ids, plan = np.full(1, STEPS), np.zeros(1, dtype=np.int64), Plan(0, 0)
+    for _ in range(misses):
+        plan = planner.plan(BatchView(1, proposed, 300, request_ids=ids))
+        planner.observe(RoundFeedback(plan, proposed, np.ones(1, dtype=np.int64), request_ids=ids))
+    assert (planner.plan(BatchView(1, proposed, 300, request_ids=ids)).draft_steps > 0) is drafts
+
+
+def test_requests_whose_ids_fall_on_the_same_entry_are_served_and_forgotten() -> None:
+    offsets = RequestOffsets(memory_trials=80, prior_trials=12, bits=2)
+    first = offsets.entries(np.arange(64))
+    assert first.max() <= 3
+    offsets.learn(first, np.stack((np.full(64, 1.0), np.full(64, 0.5))), 0.0, repeated=True)
+    assert offsets.levels(offsets.entries(np.arange(64, 128))).tolist() == [NEUTRAL_LEVEL] * 64

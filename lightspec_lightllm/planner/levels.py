@@ -1,0 +1,46 @@
+"""Requests sorted into levels of difficulty, so that tables replace arithmetic per request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightspec_lightllm.planner.acceptance import LEVELS, information_of
+from lightspec_lightllm.planner.gain import GainCurve, SurvivalMass
+from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+
+class LevelTable:
+    """Acceptances and survivals by level of request and depth, and their order.
+
+    Attributes:
+        survival: float[LEVELS, K].
+        value, depth, level: the same entries, highest survival first, the shallower first where equal.
+    """
+
+    def __init__(self, acceptance: FloatArray) -> None:
+        self.survival: FloatArray = np.multiply.accumulate(acceptance, axis=1)
+        num_depths = acceptance.shape[1]
+        self._order = np.argsort(-self.survival, axis=None, kind="stable")
+        self.value = self.survival.ravel()[self._order]
+        self.level, self.depth = np.divmod(self._order, num_depths)
+        self.depth += 1
+        # What t trials of a level are expected to bring, and how much they tell, by int[LEVELS, K + 1] cells.
+        self._expected = np.zeros((2, len(acceptance), num_depths + 1))
+        np.add.accumulate(acceptance, axis=1, out=self._expected[0, :, 1:])
+        np.add.accumulate(information_of(acceptance), axis=1, out=self._expected[1, :, 1:])
+
+    def curve(self, counts: IntArray) -> GainCurve:
+        """Gain of int[LEVELS, K] drafts."""
+        return GainCurve.of(counts.ravel().take(self._order), self.value)
+
+    def mass(self, levels: IntArray) -> SurvivalMass:
+        """The drafts of a batch of int[N] levels in which every request proposes K."""
+        count = np.bincount(levels, minlength=LEVELS)
+        if np.maximum.reduce(count) == len(levels):
+            return SurvivalMass.ladder_of(self.survival[levels[0]], len(levels))
+        return SurvivalMass(self.value, self.depth, count.take(self.level).astype(np.float64))
+
+    def scores(self, levels: IntArray, trials: IntArray) -> tuple[FloatArray, FloatArray]:
+        """float[N] each: accepted drafts expected of each request's trials, and their information."""
+        cell = levels * self._expected.shape[2] + trials
+        return self._expected[0].ravel().take(cell), self._expected[1].ravel().take(cell)

@@ -126,7 +126,8 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serves a simulated workload with every arm, on the same text, and prints how far each is from the best static "
         "setting and from the optimum; JSON and plots go to --out. Several values of --requests, --max-draft-steps or "
-        "--drafter-kind make a variant each."
+        "--drafter-kind make a variant each. A scenario with a trace_file replays what lightspec bench --record wrote "
+        "(see configs/scenarios/replay.yaml)."
     )
     add = parser.add_argument
     add("scenario", type=Path, nargs="?", metavar="SCENARIO", help="YAML, such as configs/scenarios/stationary.yaml")

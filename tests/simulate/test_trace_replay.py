@@ -85,8 +85,13 @@ def drafter_of(name: str, engine: Engine, texts: list[list[int]]) -> Drafter:
     return head if name == "head" else HybridDrafter(NgramDrafter(max_draft_steps=STEPS), head)
 
 
+MADE: dict[str, Recording] = {}
+
+
 def recorded(name: str, texts: list[list[int]]) -> Recording:
-    """What a drafter would have proposed at every position of the tiny model's texts."""
+    """What a drafter would have proposed at every position of the tiny model's texts; made once."""
+    if name in MADE:
+        return MADE[name]
     engine = tiny_engine()
     drafter = drafter_of(name, engine, texts)
     prompts = [prompt for prompt, _ in requests(PARAMS, COUNT)]
@@ -96,7 +101,7 @@ def recorded(name: str, texts: list[list[int]]) -> Recording:
     ]
     found = find_drafts(engine, drafter, written, STEPS)
     assert engine.slots.num_free == engine.options.num_slots
-    return Recording(
+    MADE[name] = Recording(
         format=FORMAT,
         date="20260102-030405",
         source=RecordedSource("tiny", "tiny", "0" * 64, "float32", 1, (4,), PARAMS.max_tokens, 0.0, 0, {"cpu": "any"}),
@@ -115,6 +120,7 @@ def recorded(name: str, texts: list[list[int]]) -> Recording:
             for at, (text, drafts) in enumerate(zip(written, found, strict=True))
         ),
     )
+    return MADE[name]
 
 
 def scenario_file(folder: Path, recording: Recording, **changes: Any) -> Path:

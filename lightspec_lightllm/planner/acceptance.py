@@ -31,10 +31,10 @@ from lightspec_lightllm.planner.types import FloatArray, IntArray
 INFO_PER_TRIAL = 0.2
 """Fisher information on the log-odds of a trial at an acceptance of 0.28 or 0.72."""
 
-LEVELS = 9
+LEVELS = 17
 """Request offsets are read at this many levels, so that tables replace per-request arithmetic."""
 
-LEVEL_STEP = 0.5
+LEVEL_STEP = 0.25
 NEUTRAL_LEVEL = LEVELS // 2
 LEVEL_OFFSETS = (np.arange(LEVELS) - NEUTRAL_LEVEL) * LEVEL_STEP
 

@@ -69,6 +69,7 @@ class AcceptanceEstimator:
     Attributes:
         changes: how often a change of the workload was detected.
         trusts_confidence: whether confidences told more than nothing of late; else they are learned from, not used.
+        hope: log-odds by which drafts may be better than they look; 0 once trials are many.
         version: grows whenever trials are taken in; between two versions the same batch is expected to do the same.
     """
 
@@ -101,7 +102,7 @@ class AcceptanceEstimator:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
         self._neutral = self._marginal.acceptance()
-        self._hope = float((self._calibrated if self._sure else self._marginal).hope()[0])
+        self.hope = float((self._calibrated if self._sure else self._marginal).hope()[0])
         self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._table: LevelTable | None = None
         self._cells: FloatArray | None = None
@@ -200,13 +201,13 @@ class AcceptanceEstimator:
     @property
     def hopes(self) -> bool:
         """Whether what was seen may be bad luck enough to matter."""
-        return self._hope > LEAST_HOPE
+        return self.hope > LEAST_HOPE
 
     def hopeful(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
         """The drafts of N requests if what was seen was bad luck: what must not pay either before drafting ends."""
         if self._sure:
             mass = self.future(num_requests, levels)
-            return SurvivalMass(raised(mass.value, self._hope), mass.depth, mass.count)
+            return SurvivalMass(raised(mass.value, self.hope), mass.depth, mass.count)
         return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful(levels)), num_requests)
 
     def hopeful_curve(
@@ -215,7 +216,7 @@ class AcceptanceEstimator:
         """The same for the waiting drafts."""
         if reading is None:
             return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful(levels)))
-        return GainCurve.of_survivals(raised(reading.survival[self._depths < proposed[:, None]], self._hope))
+        return GainCurve.of_survivals(raised(reading.survival[self._depths < proposed[:, None]], self.hope))
 
     def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:
         """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""

@@ -36,6 +36,9 @@ BACKLOG_TOKENS = 32
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
 
+PROBE_HOPE = 10.0
+"""By how many times the options' share of time probes may take more, per unit of log-odds that there is to hope for."""
+
 PROBE_ROWS = 8
 """Drafted rows that a probe verifies."""
 
@@ -289,7 +292,8 @@ class LightspecPlanner:
         probe_steps = max(steps, self._legal[1])
         off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
         extra_ms = self._table_ms(num_requests, probe_rows, probe_steps, backlog) - off_ms
-        if not (drafted or self._probes.due(extra_ms / (self.options.probe_cost * max(off_ms, 1e-9)))):
+        share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.hope)
+        if not (drafted or self._probes.due(extra_ms / (share * max(off_ms, 1e-9)))):
             return rows, steps, False
         self.counters.probes += 1
         self._drafted_to_probe = available == 0
@@ -334,7 +338,7 @@ class LightspecPlanner:
                 SeenRound(trials, outcome.accepted, outcome.proposed, outcome.request_ids, outcome.confidence, reading)
             )
             self.counters.changes = self._estimator.changes
-        self._probes.observed(num_trials, feedback.plan.probe, surprise)
+        self._probes.observed(num_trials, feedback.plan.probe, surprise, grow=not self._estimator.hopes)
 
     def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""

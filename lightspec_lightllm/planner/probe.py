@@ -26,15 +26,18 @@ class ProbeSchedule:
         """Drafting pays by what is known: the next quiet spell starts with the first interval."""
         self._interval = self._base
 
-    def observed(self, num_trials: int, probe: bool, residual: float) -> None:
-        """Count a round; after one that verified for a probe, set the next interval by whether it surprised."""
+    def observed(self, num_trials: int, probe: bool, residual: float, *, grow: bool = True) -> None:
+        """Count a round; after one that verified for a probe, set the next interval by whether it surprised.
+
+        Args:
+            grow: whether enough is known for a disappointment to make the next probe rarer.
+        """
         if num_trials == 0:
             self._quiet += 1
             return
         self._quiet = 0
         if probe:
-            self._interval = (
-                max(self._base // 6, 2)
-                if residual > 0
-                else min(max(self._interval, self._base // 2) * 2, self._base * LONGEST)
-            )
+            if residual > 0:
+                self._interval = max(self._base // 6, 2)
+            elif grow:
+                self._interval = min(max(self._interval, self._base // 2) * 2, self._base * LONGEST)

@@ -36,7 +36,7 @@ BACKLOG_TOKENS = 32
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
 
-PROBE_HOPE = 10.0
+PROBE_HOPE = 3.0
 """By how many times the options' share of time probes may take more, per unit of log-odds that there is to hope for."""
 
 PROBE_ROWS = 8

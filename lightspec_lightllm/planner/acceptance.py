@@ -157,9 +157,10 @@ class AcceptanceModel:
         return HOPE * np.maximum(doubt, 0.0)
 
     def hopeful(self, levels: IntArray | None) -> FloatArray:
-        """float[K]: acceptance of a batch of int[N] levels if what was seen was bad luck."""
+        """float[K]: acceptance of a batch of int[N] levels if what was seen, and half of what these requests have in
+        common, was bad luck."""
         offset = 0.0 if levels is None else LEVEL_STEP * (float(np.add.reduce(levels)) / len(levels) - NEUTRAL_LEVEL)
-        return _sigmoid(self._theta_read + self.hope() + offset)
+        return _sigmoid(self._theta_read + self.hope() + 0.5 * offset)
 
     def learn(self, residual: FloatArray, information: FloatArray) -> float:
         """Take in trials by depth: float[K] accepted above expectation, and float[K] information.

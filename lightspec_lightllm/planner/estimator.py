@@ -95,6 +95,7 @@ class AcceptanceEstimator:
         self.trusts_confidence = True
         self._skill = 0.0
         self._rounds: list[SeenRound] = []
+        self._waited = 0
         self._work: Iterator[None] | None = None
         self._refresh()
 
@@ -203,6 +204,12 @@ class AcceptanceEstimator:
         """Whether what was seen may be bad luck enough to matter."""
         return self.hope > LEAST_HOPE
 
+    @property
+    def upside(self) -> float:
+        """By how much a first draft may be likelier to be accepted than it looks."""
+        seen = float(self._neutral[0])
+        return math.expm1(self.hope) * seen * (1.0 - seen) / (1.0 + math.expm1(self.hope) * seen)
+
     def hopeful(self, num_requests: int, levels: IntArray | None) -> SurvivalMass:
         """The drafts of N requests if what was seen was bad luck: what must not pay either before drafting ends."""
         if self._sure:
@@ -238,12 +245,20 @@ class AcceptanceEstimator:
         """Note one round. Several are taken in together; the first ones at once. For a large batch that is spread: a
         part of the work is done with every round that follows."""
         self._rounds.append(seen)
-        if self._work is None and len(self._rounds) >= min(LEARN_ROUNDS, 1 + self.version // 4):
-            rounds, self._rounds = self._rounds, []
+        self._go_on(len(seen.trials))
+
+    def pass_round(self) -> None:
+        """Note a round that says nothing of drafts: what was noted before it is taken in all the same."""
+        self._go_on(0)
+
+    def _go_on(self, num_requests: int) -> None:
+        self._waited += 1
+        if self._work is None and self._rounds and self._waited >= min(LEARN_ROUNDS, 1 + self.version // 4):
+            rounds, self._rounds, self._waited = self._rounds, [], 0
             self._work = self._take_in(rounds)
         if self._work is not None:
             for _ in self._work:
-                if len(seen.trials) >= LARGE_BATCH and self.version >= WARM_VERSIONS:
+                if num_requests >= LARGE_BATCH and self.version >= WARM_VERSIONS:
                     return
             self._work = None
 

@@ -36,11 +36,11 @@ BACKLOG_TOKENS = 32
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
 
-PROBE_HOPE = 3.0
-"""By how many times the options' share of time probes may take more, per unit of log-odds that there is to hope for."""
+PROBE_HOPE = 10.0
+"""By how many times the options' share of time probes may take more, per unit of acceptance that may be missed."""
 
 PROBE_ROWS = 8
-"""Drafted rows that a probe verifies."""
+"""Drafted rows that a probe verifies at most; no more than one per request."""
 
 CHOICE_SHARE = 1 / 64
 """Weight of the newest round in what choosing by the drafts at hand brings."""
@@ -281,7 +281,7 @@ class LightspecPlanner:
         drafted, self._drafted_to_probe = self._drafted_to_probe, False
         if steps > 0 and self.drafter != "free":
             self._probes.worthwhile()
-        most = num_requests + min(available or num_requests, PROBE_ROWS)
+        most = num_requests + min(available or num_requests, num_requests, PROBE_ROWS)
         probe_rows = most if self.costs.max_rows is None else min(most, self.costs.max_rows)
         drafted = drafted and rows < probe_rows and available > 0
         if not drafted and (rows > num_requests or (available == 0 and steps > 0)):
@@ -292,7 +292,7 @@ class LightspecPlanner:
         probe_steps = max(steps, self._legal[1])
         off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
         extra_ms = self._table_ms(num_requests, probe_rows, probe_steps, backlog) - off_ms
-        share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.hope)
+        share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.upside)
         if not (drafted or self._probes.due(extra_ms / (share * max(off_ms, 1e-9)))):
             return rows, steps, False
         self.counters.probes += 1

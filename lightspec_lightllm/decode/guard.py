@@ -16,7 +16,8 @@ from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback
 logger = logging.getLogger(__name__)
 
 FALLBACK_STEPS = 3
-"""Draft steps (K if that is less) once a planner has failed: short enough to help most loads and to hurt few."""
+"""Draft steps once a planner has failed: short enough to help most loads and to hurt few. K where that is less, and
+where a drafter makes K steps or none."""
 
 
 class GuardedPlanner:
@@ -29,6 +30,10 @@ class GuardedPlanner:
     def __init__(self, planner: Planner, counters: DecodeCounters) -> None:
         self.planner = planner
         self._counters = counters
+        # What `make_planner` makes has both; a planner of one's own that lacks them is limited by nothing.
+        self._max_rows: int | None = getattr(getattr(planner, "costs", None), "max_rows", None)
+        all_or_none = getattr(planner, "drafter", None) in ("chained", "block")
+        self._fallback_steps = planner.max_draft_steps if all_or_none else min(FALLBACK_STEPS, planner.max_draft_steps)
 
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan, checked, or the fallback's."""
@@ -37,9 +42,10 @@ class GuardedPlanner:
                 return _checked(self.planner.plan(view), view, self.planner.max_draft_steps)
             except Exception as error:  # noqa: BLE001 - whatever a planner does wrong, requests are served
                 self._give_up(error)
-        steps = min(FALLBACK_STEPS, self.planner.max_draft_steps)
         rows = view.num_requests + int(np.asarray(view.proposed).sum())
-        return Plan(rows, steps, view.num_requests)
+        if self._max_rows is not None:
+            rows = max(view.num_requests, min(rows, self._max_rows))
+        return Plan(rows, self._fallback_steps, view.num_requests)
 
     def rule(self, plan: Plan) -> StepRule | None:
         """The plan's rule for ending a draft early; it ends the draft where it fails."""
@@ -60,8 +66,8 @@ class GuardedPlanner:
 
     def _give_up(self, error: Exception) -> None:
         self._counters.fallback = f"{type(error).__name__}: {error}"
-        steps = min(FALLBACK_STEPS, self.planner.max_draft_steps)
-        logger.error("planning failed, serving on with %d fixed draft steps: %s", steps, self._counters.fallback)
+        message = "planning failed, serving on with %d fixed draft steps: %s"
+        logger.error(message, self._fallback_steps, self._counters.fallback)
 
 
 class _GuardedRule:

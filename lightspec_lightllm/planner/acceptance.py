@@ -273,19 +273,15 @@ class RequestOffsets:
         """int[N], level of each request in 0..LEVELS-1."""
         return self._level[entries]
 
-    def learn(self, entries: IntArray, scores: FloatArray, rise: float, *, repeated: bool) -> None:
-        """Take in residuals and information, float[2, M], of int[M] entries.
+    def learn(self, entries: IntArray, scores: FloatArray, rise: float) -> None:
+        """Take in residuals and information, float[2, M], of int[M] entries, of which some may be the same.
 
         Args:
-            repeated: whether some entries may be the same.
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        residual, information = scores
-        if repeated:
-            entries, place = np.unique(entries, return_inverse=True)
-            residual = sums(place, residual, len(entries))
-            information = sums(place, information, len(entries))
-        residual = residual - information * rise
+        entries, place = np.unique(entries, return_inverse=True)
+        information = sums(place, scores[1], len(entries))
+        residual = sums(place, scores[0], len(entries)) - information * rise
         info = self._info[entries]
         offset = self._offset[entries]
         read = info * offset / (info + self._prior)
@@ -314,11 +310,11 @@ class RequestOffsets:
 
 
 class ChangeDetector:
-    """Two-sided CUSUM of a round's standardised residual (E. S. Page, 1954).
+    """Two-sided CUSUM of standardised residuals (E. S. Page, 1954), one per time that rounds are taken in.
 
-    Under a right model the residual has mean 0 and variance 1; with this slack and threshold, false alarms are some
-    ten thousand rounds apart, and a shift by one standard deviation per round is seen after about 25 rounds, one by
-    four after two.
+    Under a right model a residual has mean 0 and variance 1; with this slack and threshold, false alarms are some ten
+    thousand residuals apart, and a shift by one standard deviation is seen after about 25 of them, one by four after
+    two.
     """
 
     def __init__(self, slack: float = 0.75, threshold: float = 6.0) -> None:

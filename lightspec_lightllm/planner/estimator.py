@@ -271,7 +271,9 @@ class AcceptanceEstimator:
             entries.append(requests[0])
             scores.append(requests[1])
         yield
-        if sure:
+        if not sure:
+            self._history.clear()  # what drafts were like when there were confidences says nothing of those without
+        else:
             told = yield from self._learn_calibrated(sure)
             if told is not None:
                 residual, information, rise, requests = told
@@ -281,7 +283,7 @@ class AcceptanceEstimator:
             yield
         if entries:
             found, judged = joined(entries), np.concatenate(scores, axis=1)
-            self._offsets.learn(found, judged, rise, repeated=len(found) > len(rounds[-1].trials))
+            self._offsets.learn(found, judged, rise)
             yield
         if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
             self.changes += 1

@@ -124,7 +124,6 @@ class SurvivalHistory:
     def __init__(self, max_draft_steps: int, bins: int = 11) -> None:
         self._rounds: deque[FloatArray] = deque()
         self._held = 0
-        self.num_pushed = 0
         self._bins = bins
         self._depth_offset = np.arange(max_draft_steps) * bins
 
@@ -138,10 +137,14 @@ class SurvivalHistory:
             return
         whole = size >= len(survival) - len(survival) // 32  # a few that would be extrapolated do not matter
         self._rounds.append(survival if whole else survival[proposed > 0])
-        self.num_pushed += size
         self._held += len(self._rounds[-1])
         while self._held - len(self._rounds[0]) >= self.WINDOW:
             self._held -= len(self._rounds.popleft())
+
+    def clear(self) -> None:
+        """Forget all rounds."""
+        self._rounds.clear()
+        self._held = 0
 
     def __len__(self) -> int:
         return self._held

@@ -18,7 +18,6 @@ class Outcome(NamedTuple):
 
     Attributes:
         verified, accepted, proposed: int[N].
-        tally: int[K + 2], how many accept lengths are 0, 1, .. K + 1.
         confidence: float[N, K], 0 past what was proposed if so asked, or None.
         request_ids: int[N] or None.
     """
@@ -26,7 +25,6 @@ class Outcome(NamedTuple):
     verified: IntArray
     accepted: IntArray
     proposed: IntArray
-    tally: IntArray
     confidence: FloatArray | None
     request_ids: IntArray | None
 
@@ -56,6 +54,19 @@ def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, Int
     if tally is None:
         raise PlanError(f"proposed: expected counts in 0..{max_draft_steps}, got {proposed.tolist()}")
     return proposed, tally
+
+
+def read_backlog(view: BatchView, counted: int) -> int:
+    """Rows that the drafter must catch up on: what the host says, or what was counted.
+
+    Raises:
+        PlanError: it is negative.
+    """
+    if view.draft_backlog is None:
+        return counted
+    if view.draft_backlog < 0:
+        raise PlanError(f"draft_backlog: expected a number of tokens of at least 0, got {view.draft_backlog}")
+    return view.draft_backlog
 
 
 def read_ids(view: BatchView) -> IntArray | None:
@@ -134,7 +145,7 @@ def read_feedback(
             sure = read_confidence(feedback.confidence, proposed, max_draft_steps, clear=clear)
         except PlanError as error:
             raise FeedbackError(str(error)) from None
-    return Outcome(verified, accepted, proposed, tally, sure, ids)
+    return Outcome(verified, accepted, proposed, sure, ids)
 
 
 def _possible(verified: IntArray, accepted: IntArray, proposed: IntArray, max_draft_steps: int) -> bool:
@@ -150,7 +161,7 @@ def _tally(counts: IntArray, largest: int) -> IntArray | None:
     """int[largest + 1], how many are 0, 1, .. largest; None where one is outside."""
     try:
         tally: IntArray = np.bincount(counts, minlength=largest + 1)
-    except ValueError:  # one below 0
+    except (ValueError, MemoryError):  # one below 0, or far beyond
         return None
     return tally if len(tally) == largest + 1 else None
 

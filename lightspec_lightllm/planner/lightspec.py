@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from lightspec_lightllm.errors import FeedbackError
+from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.acceptance import LEVELS
 from lightspec_lightllm.planner.budget import choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import WARM_VERSIONS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
-from lightspec_lightllm.planner.intake import Outcome, read_confidence, read_feedback, read_ids, read_proposals
+from lightspec_lightllm.planner.intake import (
+    Outcome,
+    read_backlog,
+    read_confidence,
+    read_feedback,
+    read_ids,
+    read_proposals,
+)
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
@@ -40,7 +48,7 @@ PROBE_HOPE = 10.0
 """By how many times the options' share of time probes may take more, per unit of acceptance that may be missed."""
 
 PROBE_ROWS = 8
-"""Drafted rows that a probe verifies at most; no more than one per request."""
+"""Drafted rows that a probe verifies at most; no more than requests."""
 
 CHOICE_SHARE = 1 / 64
 """Weight of the newest round in what choosing by the drafts at hand brings."""
@@ -102,7 +110,7 @@ class LightspecPlanner:
         proposed, tally = read_proposals(view, self.max_draft_steps)
         levels, reading = self._read(view, proposed, whole=int(tally[-1]) == num_requests)
         available = int(self._counts @ tally)
-        backlog = self._backlog if view.draft_backlog is None else view.draft_backlog
+        backlog = min(read_backlog(view, self._backlog), BACKLOG_TOKENS * num_requests)
         fresh = self._settle(num_requests)
 
         curve, survival, rows = self._choose_budget(proposed, tally, available, levels, reading, backlog)
@@ -123,7 +131,7 @@ class LightspecPlanner:
             draft_steps=steps,
             num_requests=num_requests,
             survival=survival,
-            proposed=proposed,
+            proposed=proposed.copy(),
             table_ms=table_ms,
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
@@ -133,7 +141,7 @@ class LightspecPlanner:
         )
 
     def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
-        if self.drafter not in ("serial", "serial_no_kv"):
+        if self.drafter not in ("serial", "serial_no_kv") or not self._estimator.trusts_confidence:
             return None
         target, draft = self.costs.lines(rows + num_requests, self._context)
         # The slope of the target over the next row of every request.
@@ -164,13 +172,19 @@ class LightspecPlanner:
         num_requests = len(proposed)
         if not available:
             return NO_GAIN, None, num_requests
+        if reading is None:
+            self._choice *= 1.0 - CHOICE_SHARE
         fills = draft_terms(self.drafter, self._steps)[1]
         backlog = backlog if fills else 0
         batch = tally if levels is None else np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
         if reading is None and (last := self._last_budget) is not None:
             few = num_requests // FEW
-            alike = bool((batch == last.batch).all()) if not few else int(np.abs(batch - last.batch).sum()) <= few
-            if alike and last.drafter == (fills, backlog) and last.rows <= num_requests + available:
+            same = len(batch) == len(last.batch)  # ids may come and go
+            if same and few:
+                same = int(np.abs(batch - last.batch).sum()) <= few
+            elif same:
+                same = bool((batch == last.batch).all())
+            if same and last.drafter == (fills, backlog) and last.rows <= num_requests + available:
                 return last.curve, self._estimator.survival(levels), last.rows
         curve, survival = self._estimator.waiting(proposed, tally, levels, reading)
         search = partial(
@@ -189,7 +203,7 @@ class LightspecPlanner:
             self._note_choice(curve, rows, search)
         if rows == num_requests and self._estimator.hopes:
             rows = search(self._estimator.hopeful_curve(proposed, tally, levels, reading))
-        self._last_budget = _Budget(batch, (fills, backlog), curve, rows)
+        self._last_budget = _Budget(batch, (fills, backlog), curve, rows) if reading is None else None
         return curve, survival, rows
 
     def _note_choice(self, curve: GainCurve, rows: int, search: partial[int]) -> None:
@@ -217,6 +231,8 @@ class LightspecPlanner:
         context = view.context_tokens
         if not isinstance(context, int | float):
             context = float(np.add.reduce(context, axis=None)) / np.size(context)
+        if not 0.0 <= context < math.inf:
+            raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
         if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
             self._context = context
         levels = self._estimator.levels(read_ids(view))
@@ -279,7 +295,7 @@ class LightspecPlanner:
         Where nothing is waiting that takes two rounds: one drafts, the next verifies.
         """
         drafted, self._drafted_to_probe = self._drafted_to_probe, False
-        if steps > 0 and self.drafter != "free":
+        if steps > 0 if self.drafter != "free" else rows > num_requests:
             self._probes.worthwhile()
         most = num_requests + min(available or num_requests, num_requests, PROBE_ROWS)
         probe_rows = most if self.costs.max_rows is None else min(most, self.costs.max_rows)
@@ -297,7 +313,10 @@ class LightspecPlanner:
             return rows, steps, False
         self.counters.probes += 1
         self._drafted_to_probe = available == 0
-        return (probe_rows if available else rows), probe_steps, True
+        if available:
+            self._probes.planned()
+            return probe_rows, steps, True
+        return rows, probe_steps, True
 
     def _table_ms(self, num_requests: int, rows: int, steps: int, backlog: int) -> float:
         return self.costs.target_ms(rows, num_requests, self._context) + self.costs.draft_ms(
@@ -334,10 +353,10 @@ class LightspecPlanner:
             reading = feedback.plan.reading
             if reading is not None and (outcome.confidence is None or len(reading.bins) != len(trials)):
                 reading = None
-            self._estimator.learn(
-                SeenRound(trials, outcome.accepted, outcome.proposed, outcome.request_ids, outcome.confidence, reading)
-            )
-            self.counters.changes = self._estimator.changes
+            self._estimator.learn(_seen(outcome, trials, reading))
+        else:
+            self._estimator.pass_round()
+        self.counters.changes = self._estimator.changes
         self._probes.observed(num_trials, feedback.plan.probe, surprise, grow=not self._estimator.hopes)
 
     def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
@@ -349,12 +368,26 @@ class LightspecPlanner:
         if table_ms <= 0.0:
             table_ms = self.costs.target_ms(num_requests + int(outcome.verified.sum()), num_requests, self._context)
         expected = time = self._drift.correct(table_ms)
-        if feedback.measured_ms is not None:
-            time = min(max(feedback.measured_ms, expected / 3.0), expected * 3.0)
-            if self.options.drift:
-                self._drift.update(table_ms, feedback.measured_ms)
+        if feedback.measured_ms is not None and self.options.drift:
+            # While the correction follows a sudden change, its own figures are the only ones that compare.
+            if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
+                time = feedback.measured_ms
+            self._drift.update(table_ms, feedback.measured_ms)
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, self._context))
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
+
+
+def _seen(outcome: Outcome, trials: IntArray, reading: Reading | None) -> SeenRound:
+    """A round to learn from later, on copies: the host may reuse its buffers."""
+    confidence = outcome.confidence
+    return SeenRound(
+        trials,
+        outcome.accepted.copy(),
+        outcome.proposed,
+        None if outcome.request_ids is None else outcome.request_ids.copy(),
+        confidence.copy() if reading is None and confidence is not None else confidence,
+        reading,
+    )
 
 
 class _Budget(NamedTuple):

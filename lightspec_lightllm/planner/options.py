@@ -24,7 +24,7 @@ class PlannerOptions:
         request_prior_trials: trials that pull a request's offset towards the batch; larger trusts requests less.
         pace_rounds: rounds over which the running tokens per second (the price of time) are averaged.
         probe_rounds: rounds without any trial before one is made on purpose; doubles while probes do not pay.
-        probe_cost: largest share of time that probes may take, in (0, 1).
+        probe_cost: share of time that probes may take, in (0, 1); some times as much while little is known.
         steps_margin: relative gain in a round's value that a change of the draft steps must bring.
         drift: correct the costs by the measured time of served rounds.
     """

@@ -27,7 +27,7 @@ class Pace:
     @property
     def speedup(self) -> float:
         """At least 1: no speculation is always at hand."""
-        return max(1.0, self._tokens / self._time)
+        return max(1.0, self._tokens / max(self._time, 1e-9))
 
 
 class CostDrift:

@@ -26,6 +26,10 @@ class ProbeSchedule:
         """Drafting pays by what is known: the next quiet spell starts with the first interval."""
         self._interval = self._base
 
+    def planned(self) -> None:
+        """A probe verifies in the round that is being planned; its feedback may be late."""
+        self._quiet = 0
+
     def observed(self, num_trials: int, probe: bool, residual: float, *, grow: bool = True) -> None:
         """Count a round; after one that verified for a probe, set the next interval by whether it surprised.
 

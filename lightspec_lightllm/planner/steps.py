@@ -48,10 +48,12 @@ def steps_values(
     chain_rows = num_requests * block if kind == "block" else num_requests
     line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
     budgets = costs.budgets(ends, context, backlog)
-    if mass.ladder and kind != "chained":
-        value = _ladder_values(mass, num_requests, budgets, price, float(fills[-1]))
+    # The passes over all rows are the same for every d but none, since chained layers take all d or none.
+    passes = float(fills[-1])
+    if mass.ladder:
+        value = _ladder_values(mass, num_requests, budgets, price, passes)
     else:
-        value = _values(mass, legal, budgets, price, fills)
+        value = _values(mass, legal, budgets, price, passes)
     return num_requests + value - (price * float(line[chain_rows])) * chained
 
 
@@ -78,9 +80,7 @@ def _ladder_values(
     return best
 
 
-def _values(
-    mass: SurvivalMass, legal: tuple[int, ...], budgets: BudgetCosts, price: float, fills: FloatArray
-) -> FloatArray:
+def _values(mass: SurvivalMass, legal: tuple[int, ...], budgets: BudgetCosts, price: float, fills: float) -> FloatArray:
     """All lengths at once: a gain curve per d, laid end to end so that one interpolation reads them all."""
     steps = np.array(legal)[:, None]
     count = mass.count * (mass.depth <= steps)
@@ -93,13 +93,9 @@ def _values(
     # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
     at = np.minimum(wanted, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
-    if fills[-1] == fills[1:].min():  # the same for every d but none
-        best = cast(FloatArray, (gain - price * budgets.ms(float(fills[-1]))).max(axis=1))
-        if legal[0] == 0:
-            best[0] = -price * budgets.ms_of(int(budgets.rows[0]), 0.0)
-        return best
-    value = gain - price * np.stack([budgets.ms(float(passes)) for passes in fills])
-    return cast(FloatArray, value.max(axis=1))
+    best = cast(FloatArray, (gain - price * budgets.ms(fills)).max(axis=1))
+    best[0] = -price * budgets.ms_of(int(budgets.rows[0]), 0.0)
+    return best
 
 
 def catching_up_ms(kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float) -> float:

@@ -134,15 +134,17 @@ def make_planner(
     Raises:
         ConfigError: an unknown strategy or option, or a value out of range.
     """
-    name, _, argument = strategy.partition(":")
+    name, colon, argument = strategy.partition(":")
     if name not in _STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(sorted(_STRATEGIES))}, got {strategy!r}")
     if not _is_whole(max_draft_steps) or not 1 <= max_draft_steps <= MAX_DRAFT_STEPS:
         raise ConfigError(f"max_draft_steps: expected 1..{MAX_DRAFT_STEPS}, got {max_draft_steps!r}")
     if drafter not in get_args(DrafterKind):
         raise ConfigError(f"drafter: expected one of {', '.join(get_args(DrafterKind))}, got {drafter!r}")
-    if argument:
+    if colon:
         if name != "fixed" or not argument.isdecimal():
-            raise ConfigError(f"strategy: expected a name or fixed:STEPS, got {strategy!r}")
+            raise ConfigError(f"strategy: expected a name, or fixed: with a number of steps, got {strategy!r}")
+        if "steps" in options:
+            raise ConfigError(f"strategy: {strategy!r} says how many steps, expected no option 'steps' besides")
         options["steps"] = int(argument)
     return _STRATEGIES[name](costs, max_draft_steps, drafter, options)

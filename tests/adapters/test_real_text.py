@@ -19,7 +19,7 @@ from tests.adapters.adversaries import WildPlanner, serve
 pytestmark = pytest.mark.real_model
 
 NEAR_TIE = 1e-4
-"""Where the target's two best logits are this close, the order of float additions may decide."""
+"""Where the target's two best logits are this close, the order of float additions may decide a greedy token."""
 
 COSTS = CostModel.from_tables(
     {1: 23.0, 8: 34.0, 16: 44.0, 64: 85.0, 128: 141.0}, {1: 1.5, 16: 4.0}, interpolate=True, request_ms=1.5
@@ -65,7 +65,10 @@ def gap(engine: Engine, tokens: list[int], position: int) -> float:
     return float(best[0] - best[1])
 
 
-def compare(engine: Engine, expected: list[list[int]], served: list[list[int]]) -> Verdict:
+def compare(
+    engine: Engine, expected: list[list[int]], served: list[list[int]], params: SamplingParams
+) -> Verdict:
+    """What differs. The gap of the best two logits excuses nothing where a token is sampled."""
     near: list[tuple[int, int, float]] = []
     wrong: list[tuple[int, int, float]] = []
     for request, (right, got) in enumerate(zip(expected, served, strict=True)):
@@ -73,7 +76,8 @@ def compare(engine: Engine, expected: list[list[int]], served: list[list[int]]) 
             continue
         position = next(i for i, pair in enumerate(zip(right, got, strict=False)) if pair[0] != pair[1])
         found = (request, position, gap(engine, right, position))
-        (near if found[2] < NEAR_TIE else wrong).append(found)
+        excused = params.temperature == 0 and found[2] < NEAR_TIE
+        (near if excused else wrong).append(found)
     return Verdict(len(expected) - len(near) - len(wrong), near, wrong)
 
 
@@ -115,7 +119,7 @@ ALONE = Setting("ngram", "off", steps=1, flight=1)
 )
 def test_a_sample_of_real_prompts_keeps_its_text(engine: Engine, setting: Setting, params: SamplingParams) -> None:
     prompts = chosen_prompts(engine, 2)
-    verdict = compare(engine, ALONE.serve(engine, prompts, params), setting.serve(engine, prompts, params))
+    verdict = compare(engine, ALONE.serve(engine, prompts, params), setting.serve(engine, prompts, params), params)
     assert verdict.wrong == []
 
 
@@ -136,7 +140,7 @@ def test_sixty_real_prompts_keep_their_text(
     for index, (steps, strategy) in enumerate(settings):
         name = f"fixed:{steps}" if strategy == "fixed" else strategy
         setting = Setting(drafter, name, steps, flight=1 + (3 * index + len(drafter)) % 8)
-        verdict = compare(engine, expected, setting.serve(engine, prompts, params))
+        verdict = compare(engine, expected, setting.serve(engine, prompts, params), params)
         wrong += verdict.wrong
         with capsys.disabled():
             sys.stdout.write(

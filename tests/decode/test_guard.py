@@ -11,7 +11,7 @@ from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHo
 from lightspec_lightllm.decode import DecodeCounters, GuardedPlanner, Round
 from lightspec_lightllm.decode.guard import FALLBACK_STEPS
 from lightspec_lightllm.decode.host import StepRule
-from lightspec_lightllm.planner import BatchView, CostModel, Plan, PlannerCounters, RoundFeedback
+from lightspec_lightllm.planner import BatchView, CostModel, Plan, PlannerCounters, RoundFeedback, make_planner
 
 COSTS = CostModel.from_tables({64: 7.0}, {64: 0.4})
 STEPS = 5
@@ -142,3 +142,17 @@ def test_a_rule_that_fails_ends_the_draft_and_the_planning_and_no_round(caplog: 
     assert rule.asked == 1
     assert records[-1] is not None
     assert records[-1].plan.draft_steps == FALLBACK_STEPS
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_rows", "rows", "steps"),
+    [("serial", None, 16 * 6, FALLBACK_STEPS), ("serial", 24, 24, FALLBACK_STEPS), ("block", 8, 16, STEPS)],
+)
+def test_the_fallback_keeps_to_the_limits_of_the_host(kind: Any, max_rows: int | None, rows: int, steps: int) -> None:
+    costs = CostModel.from_tables({64: 7.0}, {64: 0.4}, max_rows=max_rows)
+    planner = GuardedPlanner(
+        make_planner("lightspec", costs, max_draft_steps=STEPS, drafter=kind), DecodeCounters(STEPS)
+    )
+    impossible = BatchView(16, np.full(16, STEPS), math.nan)
+    plan = planner.plan(impossible)
+    assert (plan.verify_rows, plan.draft_steps) == (rows, steps)

@@ -177,7 +177,7 @@ def test_without_confidence_everything_is_verified() -> None:
 
 def outcome(verified: IntArray, accepted: IntArray, proposed: IntArray, told: FloatArray) -> Outcome:
     """A round's feedback as it is read."""
-    return Outcome(verified, accepted, proposed, np.bincount(accepted), told, None)
+    return Outcome(verified, accepted, proposed, told, None)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 4.0])

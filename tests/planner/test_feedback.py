@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightspec_lightllm.errors import FeedbackError
+from lightspec_lightllm.decode import select_rows
+from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner import BatchView, DrafterKind, Plan, Planner, RoundFeedback, make_planner
-from tests.planner.worlds import GPU, KINDS, by_plan, play, wild_rounds
+from tests.planner.worlds import CPU, GPU, KINDS, by_plan, play, wild_rounds
 
 STEPS = 4
 
@@ -188,7 +189,7 @@ def test_ids_that_come_and_go_take_bounded_memory() -> None:
         planner.observe(RoundFeedback(plan, verified, accepted, request_ids=ids))
         if start in {50_000, 99_500}:
             sizes.append(reachable_bytes(planner))
-    assert sizes[1] <= 1.02 * sizes[0]
+    assert sizes[1] <= 1.15 * sizes[0]  # up to six rounds are held until they are taken in
     assert sizes[1] < 4_000_000
 
 
@@ -225,3 +226,83 @@ def reachable_bytes(root: object) -> int:
             stack.extend(vars(item).values() if hasattr(item, "__dict__") else ())
             stack.extend(getattr(item, name) for name in getattr(type(item), "__slots__", ()) if hasattr(item, name))
     return total
+
+
+def drafting(planner: Planner, rounds: int, acceptance: float, *, confident: bool, seed: int = 0) -> Plan:
+    """The last plan of some rounds of 16 requests that have K drafts waiting, with true confidences or none."""
+    rng, ids, plan = np.random.default_rng(seed), np.arange(16), Plan(0, 0)
+    steps = planner.max_draft_steps
+    for _ in range(rounds):
+        sure = np.full((16, steps), acceptance) if confident else None
+        plan = planner.plan(BatchView(16, np.full(16, steps), 300, confidence=sure, request_ids=ids))
+        verified = select_rows(np.full(16, steps), plan.verify_rows, plan.survival)
+        right = np.logical_and.accumulate(rng.random((16, steps)) < acceptance, axis=1).sum(axis=1)
+        accepted = 1 + np.minimum(right, verified)
+        planner.observe(RoundFeedback(plan, verified, accepted, confidence=sure, request_ids=ids))
+    return plan
+
+
+def test_a_host_that_stops_telling_confidences_is_planned_for_without_them() -> None:
+    planner = make_planner("lightspec", CPU, max_draft_steps=4)
+    assert drafting(planner, 60, 0.9, confident=True).verify_rows > 32
+    assert drafting(planner, 200, 0.02, confident=False).verify_rows <= 24
+
+
+def test_ids_may_come_and_go_from_round_to_round() -> None:
+    for num_requests in (4, 64):
+        planner = make_planner("lightspec", CPU, max_draft_steps=3)
+        for round_number in range(40):
+            ids = np.arange(num_requests) if round_number % 3 else None
+            plan = planner.plan(BatchView(num_requests, np.full(num_requests, 3), 300, request_ids=ids))
+            verified = np.full(num_requests, 1)
+            planner.observe(RoundFeedback(plan, verified, verified, request_ids=ids))
+        assert planner.counters.observed == 40
+
+
+def test_a_probe_is_learned_from_though_no_trial_follows() -> None:
+    planner = make_planner("lightspec", CPU, max_draft_steps=4)
+    drafting(planner, 150, 0.02, confident=False)
+    before = planner.plan(BatchView(16, np.full(16, 4), 300, request_ids=np.arange(16))).survival
+    plan = Plan(0, 0)
+    for round_number in range(40):
+        plan = planner.plan(BatchView(16, np.full(16, 4), 300, request_ids=np.arange(16)))
+        verified = np.full(16, 0 if round_number else 4)
+        planner.observe(RoundFeedback(plan, verified, 1 + verified, request_ids=np.arange(16)))
+    assert before is not None
+    assert plan.survival is not None
+    assert plan.survival.mean() > 1.5 * before.mean()
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (BatchView(1, np.ones(1, dtype=np.int64), np.nan), "context_tokens"),
+        (BatchView(1, np.ones(1, dtype=np.int64), np.inf), "context_tokens"),
+        (BatchView(1, np.ones(1, dtype=np.int64), 10, draft_backlog=-1), "draft_backlog"),
+    ],
+    ids=["nan", "inf", "backlog"],
+)
+def test_a_view_that_cannot_be_is_refused_and_the_next_is_planned(view: BatchView, message: str) -> None:
+    planner = make_planner("lightspec", GPU, max_draft_steps=2)
+    with pytest.raises(PlanError, match=message):
+        planner.plan(view)
+    assert planner.plan(BatchView(1, np.ones(1, dtype=np.int64), 10, draft_backlog=10**9)).verify_rows >= 1
+
+
+def test_a_buffer_that_the_host_uses_again_does_not_change_what_was_learned() -> None:
+    plans = []
+    for reused in (False, True):
+        planner = make_planner("lightspec", CPU, max_draft_steps=4)
+        rng, buffer = np.random.default_rng(3), np.zeros((16, 4))
+        for _ in range(60):
+            sure = rng.uniform(0.1, 0.9, (16, 4))
+            if reused:
+                buffer[:] = sure
+                sure = buffer
+            plan = planner.plan(BatchView(16, np.full(16, 4), 300, request_ids=np.arange(16)))
+            right = np.logical_and.accumulate(rng.random((16, 4)) < sure, axis=1).sum(axis=1)
+            planner.observe(RoundFeedback(plan, np.full(16, 4), 1 + right, confidence=sure, request_ids=np.arange(16)))
+        plans.append(planner.plan(BatchView(16, np.full(16, 4), 300, confidence=np.full((16, 4), 0.5))))
+    assert plans[0].survival is not None
+    assert plans[1].survival is not None
+    assert plans[0].survival.tolist() == plans[1].survival.tolist()

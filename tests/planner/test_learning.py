@@ -252,5 +252,5 @@ def test_requests_whose_ids_fall_on_the_same_entry_are_served_and_forgotten() ->
     offsets = RequestOffsets(memory_trials=80, prior_trials=12, bits=2)
     first = offsets.entries(np.arange(64))
     assert first.max() <= 3
-    offsets.learn(first, np.stack((np.full(64, 1.0), np.full(64, 0.5))), 0.0, repeated=True)
+    offsets.learn(first, np.stack((np.full(64, 1.0), np.full(64, 0.5))), 0.0)
     assert offsets.levels(offsets.entries(np.arange(64, 128))).tolist() == [NEUTRAL_LEVEL] * 64

@@ -65,9 +65,7 @@ def gap(engine: Engine, tokens: list[int], position: int) -> float:
     return float(best[0] - best[1])
 
 
-def compare(
-    engine: Engine, expected: list[list[int]], served: list[list[int]], params: SamplingParams
-) -> Verdict:
+def compare(engine: Engine, expected: list[list[int]], served: list[list[int]], params: SamplingParams) -> Verdict:
     """What differs. The gap of the best two logits excuses nothing where a token is sampled."""
     near: list[tuple[int, int, float]] = []
     wrong: list[tuple[int, int, float]] = []

@@ -17,7 +17,10 @@ from lightspec_lightllm.errors import ConfigError, LightspecError
 from lightspec_lightllm.machine import REPOSITORY
 from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
 
-REFERENCE_COSTS = REPOSITORY / "configs" / "costs" / "h200-qwen3-14b.yaml"
+_COSTS = Path("costs") / "h200-qwen3-14b.yaml"
+_INSTALLED_COSTS = Path(__file__).parent / _COSTS
+REFERENCE_COSTS = _INSTALLED_COSTS if _INSTALLED_COSTS.exists() else REPOSITORY / "configs" / _COSTS
+"""A wheel carries the file; a checkout has it among its configurations."""
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 

@@ -15,7 +15,7 @@ from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_c
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
 from lightspec_lightllm.machine import REPOSITORY
-from lightspec_lightllm.simulate.options import PlanTime, SimulateOptions
+from lightspec_lightllm.simulate.options import MAX_SEEDS, PlanTime, SimulateOptions
 
 _COSTS = Path("costs") / "h200-qwen3-14b.yaml"
 _INSTALLED_COSTS = Path(__file__).parent / _COSTS
@@ -218,6 +218,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def simulate(arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.seeds <= MAX_SEEDS:
+        raise ConfigError(f"--seeds: expected 1 to {MAX_SEEDS}, got {arguments.seeds}")
     options = SimulateOptions(
         arms=tuple(arguments.arms),
         seeds=tuple(range(arguments.seeds)),

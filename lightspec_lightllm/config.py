@@ -125,7 +125,7 @@ def load_yaml(path: Path, owner: type[T], *, name: str) -> T:
         raise ConfigError(f"{name} {path} cannot be read: {error}") from None
     try:
         content = yaml.load(text, Loader=StrictLoader)  # noqa: S506 - StrictLoader is a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{name} {path} is not YAML: {' '.join(str(error).split())}") from None
     try:
         return parse_mapping({} if content is None else content, owner)
@@ -235,6 +235,10 @@ class StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a word or a number", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark

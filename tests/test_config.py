@@ -173,3 +173,11 @@ def test_scalars_mean_what_yaml_1_2_says(text: str, value: Any) -> None:
 def test_a_config_cannot_be_changed_in_place() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().engine = None  # type: ignore[misc, assignment]
+
+
+@pytest.mark.parametrize("text", ["? [a, b]\n: 2\n", "[" * 5000], ids=["a list as a key", "too deep"])
+def test_yaml_that_no_mapping_can_hold_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(path)

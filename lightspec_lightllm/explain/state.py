@@ -78,7 +78,9 @@ class State:
         _expect(now is None or 0 <= now <= steps, f"draft_steps: expected 0 to {steps}, got {now}")
         context = self.context_tokens
         _expect(math.isfinite(context) and context >= 0, f"context_tokens: expected at least 0, got {context}")
-        _expect(self.draft_backlog >= 0, f"draft_backlog: expected at least 0, got {self.draft_backlog}")
+        limit = 4096 * self.num_requests
+        good = 0 <= self.draft_backlog <= limit
+        _expect(good, f"draft_backlog: expected 0 to {limit}, got {self.draft_backlog}")
         _expect(self.speedup is None or self.price is None, "price: expected speedup or price, or neither")
         for name, value, least in (("speedup", self.speedup, 1.0), ("price", self.price, 0.0)):
             good = value is None or (math.isfinite(value) and value >= least)

@@ -21,6 +21,9 @@ ContextTable = Mapping[int, RowTable]
 DENSE_ROWS = 256
 """So many numbers of rows in a row are candidate budgets where times grow from each to the next."""
 
+MAX_TABLE_ROWS = 1_000_000
+"""The most rows of a forward that a table may hold."""
+
 MAX_CONTEXTS = 64
 """Contexts whose lines of times are kept."""
 
@@ -78,6 +81,8 @@ class RowCosts:
             raise malformed from None
         if rows[0] < 1 or not np.isfinite(ms).all() or (ms < 0).any():
             raise malformed
+        if rows[-1] > MAX_TABLE_ROWS:
+            raise CostTableError(f"{name}: expected at most {MAX_TABLE_ROWS} rows, got {rows[-1]}; measure it again")
         return cls(
             rows=np.array(rows, dtype=np.int64),
             contexts=np.array(contexts, dtype=np.float64),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.simulate.scenario import MAX_ROUNDS
 
 DEFAULT_ARMS = (
     "off",
@@ -18,6 +19,8 @@ DEFAULT_ARMS = (
     "clairvoyant",
 )
 """``fixed`` stands for every number of fixed steps."""
+
+MAX_SEEDS = 1000
 
 SEARCH_ROUNDS = 200
 """Rounds of each run by which a static setting or a price is found."""
@@ -81,7 +84,11 @@ class SimulateOptions:
     search_rounds: int = SEARCH_ROUNDS
 
     def __post_init__(self) -> None:
-        if not self.arms or not self.seeds or min(self.seeds) < 0:
-            raise ConfigError("expected at least one arm and at least one seed, of at least 0")
-        if self.search_rounds < 10:
-            raise ConfigError(f"--search-rounds: expected at least 10, got {self.search_rounds}")
+        if not self.arms:
+            raise ConfigError("--arms: expected at least one")
+        if not self.seeds or min(self.seeds) < 0:
+            raise ConfigError("--seeds: expected at least one seed, of at least 0")
+        if not 10 <= self.search_rounds <= MAX_ROUNDS:
+            raise ConfigError(f"--search-rounds: expected 10 to {MAX_ROUNDS}, got {self.search_rounds}")
+        if self.rounds is not None and not 1 <= self.rounds <= MAX_ROUNDS:
+            raise ConfigError(f"--rounds: expected 1 to {MAX_ROUNDS}, got {self.rounds}")

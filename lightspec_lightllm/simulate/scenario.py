@@ -22,6 +22,8 @@ Quality = Literal["informed", "random", "constant"]
 PROMPT_TOKENS = (512, 512)
 
 MAX_REQUESTS = 4096
+MAX_ROUNDS = 1_000_000
+MAX_TOKENS = 10_000_000
 MAX_SPREAD = 8.0
 
 
@@ -58,7 +60,7 @@ class Drafter:
         _expect(1 <= self.max_draft_steps <= MAX_DRAFT_STEPS, "max_draft_steps", f"1 to {MAX_DRAFT_STEPS}", self)
         _expect(0 <= self.noise <= MAX_SPREAD, "noise", f"0 to {MAX_SPREAD:g}", self)
         _expect(abs(self.bias) <= MAX_SPREAD, "bias", f"-{MAX_SPREAD:g} to {MAX_SPREAD:g}", self)
-        _expect(self.max_backlog >= 0, "max_backlog", "at least 0", self)
+        _expect(0 <= self.max_backlog <= 4096, "max_backlog", "0 to 4096", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,12 @@ class Requests:
         _expect(1 <= low <= high <= MAX_REQUESTS, "count", f"1 to {MAX_REQUESTS}, or [low, high] in it", self)
         for name, least in (("prompt_tokens", 0), ("answer_tokens", 1)):
             bounds = getattr(self, name)
-            _expect(bounds is None or least <= bounds[0] <= bounds[1], name, f"[low, high] of at least {least}", self)
+            _expect(
+                bounds is None or least <= bounds[0] <= bounds[1] <= MAX_TOKENS,
+                name,
+                f"[low, high] in {least} to {MAX_TOKENS}",
+                self,
+            )
         _expect(0 <= self.arrivals <= 1, "arrivals", "a share from 0 to 1", self)
         _expect(0 <= self.pauses < 1, "pauses", "a probability from 0, below 1", self)
         _expect(self.pause_rounds >= 1, "pause_rounds", "at least 1", self)
@@ -142,7 +149,7 @@ class Segment:
     count: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        _expect(self.rounds >= 1, "rounds", "at least 1", self)
+        _expect(1 <= self.rounds <= MAX_ROUNDS, "rounds", f"1 to {MAX_ROUNDS}", self)
         shares = self.mix.values()
         good = not shares or (all(share >= 0 for share in shares) and sum(shares) > 0)
         _expect(good, "mix", "shares of at least 0, one of them above", self)

@@ -53,7 +53,7 @@ class Trace:
 
     def rate(self, *, drawn: bool = False) -> float:
         """Tokens per second, expected ones or those drawn."""
-        return 1e3 * float((self.tokens if drawn else self.expected).sum()) / self.total_ms
+        return 1e3 * float((self.tokens if drawn else self.expected).sum()) / max(self.total_ms, 1e-9)
 
 
 def smoothed(values: FloatArray, window: int) -> FloatArray:

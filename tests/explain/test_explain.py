@@ -198,7 +198,7 @@ GOOD: dict[str, Any] = {
         ({"drafter": "magic"}, "drafter: it should be 'serial'"),
         ({"draft_steps": 9}, "draft_steps: expected 0 to 3, got 9"),
         ({"context_tokens": -1}, "context_tokens: expected at least 0, got -1"),
-        ({"draft_backlog": -1}, "draft_backlog: expected at least 0, got -1"),
+        ({"draft_backlog": -1}, "draft_backlog: expected 0 to 16384, got -1"),
         ({"speedup": 0.5}, "speedup: expected a finite number of at least 1, got 0.5"),
         ({"price": -0.5}, "price: expected a finite number of at least 0, got -0.5"),
         ({"price": 1.0, "speedup": 1.0}, "price: expected speedup or price, or neither"),

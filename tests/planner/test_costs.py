@@ -151,3 +151,8 @@ def test_the_budgets_compared_hold_every_end_and_every_edge_between(
         assert budgets.ms(0.0).tolist() == target[budgets.rows].tolist()
         assert budgets.ms(2.0).tolist() == (target + 2.0 * draft)[budgets.rows].tolist()
         assert budgets.ms_of(ends[-1], 2.0) == pytest.approx(budgets.ms(2.0)[-1])
+
+
+def test_a_table_of_absurdly_many_rows_is_refused() -> None:
+    with pytest.raises(CostTableError, match="at most 1000000 rows"):
+        CostModel.from_tables({10**30: 1.0})

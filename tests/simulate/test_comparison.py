@@ -148,7 +148,11 @@ def test_a_planner_that_fails_ends_the_run_with_its_reason() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"arms": ()}, "at least one arm"), ({"seeds": ()}, "at least one seed"), ({"search_rounds": 3}, "at least 10")],
+    [
+        ({"arms": ()}, "--arms: expected at least one"),
+        ({"seeds": ()}, "at least one seed"),
+        ({"search_rounds": 3}, "expected 10 to 1000000"),
+    ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

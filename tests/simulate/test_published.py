@@ -167,8 +167,8 @@ def test_the_reference_runs_and_prints_published_and_modelled(
         (["simulate"], "simulate: expected either a SCENARIO or --reference"),
         (["simulate", "x.yaml", "--reference", "y.yaml"], "simulate: expected either a SCENARIO or --reference"),
         (["simulate", "--reference", "nowhere.yaml"], "costs nowhere.yaml cannot be read"),
-        (["simulate", "--reference", "--seeds", "0"], "at least one seed"),
-        (["simulate", "--reference", "--rounds", "0"], "rounds: expected at least 1, got 0"),
+        (["simulate", "--reference", "--seeds", "0"], "--seeds: expected 1 to 1000"),
+        (["simulate", "--reference", "--rounds", "0"], "rounds: expected 1 to 1000000, got 0"),
     ],
 )
 def test_a_bad_command_line_is_one_line_and_exit_code_2(

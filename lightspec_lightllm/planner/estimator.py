@@ -264,12 +264,10 @@ class AcceptanceEstimator:
 
     def _take_in(self, rounds: list[SeenRound]) -> Iterator[None]:
         """Learn from some rounds, in parts that each take less time than a plan, and read the models anew."""
-        entries, scores = [], []
+        judged = []
         sure = [seen for seen in rounds if seen.confidence is not None]
         residual, information, rise, requests = self._learn_marginal(rounds)
-        if requests is not None:
-            entries.append(requests[0])
-            scores.append(requests[1])
+        judged.append(requests)
         yield
         if not sure:
             self._history.clear()  # what drafts were like when there were confidences says nothing of those without
@@ -277,13 +275,11 @@ class AcceptanceEstimator:
             told = yield from self._learn_calibrated(sure)
             if told is not None:
                 residual, information, rise, requests = told
-                if requests is not None:
-                    entries.append(requests[0])
-                    scores.append(requests[1])
+                judged.append(requests)
             yield
-        if entries:
-            found, judged = joined(entries), np.concatenate(scores, axis=1)
-            self._offsets.learn(found, judged, rise)
+        if found := [pair for pair in judged if pair is not None]:
+            entries, scores = zip(*found, strict=True)
+            self._offsets.learn(joined(list(entries)), np.concatenate(scores, axis=1), rise)
             yield
         if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
             self.changes += 1

@@ -12,6 +12,7 @@ from lightspec_lightllm.planner.types import FloatArray, IntArray
 EXACT_DRAFTS = 512
 """Up to so many drafts are sorted one by one."""
 
+_HISTORY_BINS = 11  # half a bit of survival each; the last takes all that is less likely
 _SMALLEST_CELL = (1023 - 20) << 3  # survivals below 2^-20 are one cell; 1023 is the bias of a double's exponent
 _NUM_CELLS = 20 * 8 + 1
 
@@ -121,11 +122,10 @@ class SurvivalHistory:
 
     WINDOW = 256
 
-    def __init__(self, max_draft_steps: int, bins: int = 11) -> None:
+    def __init__(self, max_draft_steps: int) -> None:
         self._rounds: deque[FloatArray] = deque()
         self._held = 0
-        self._bins = bins
-        self._depth_offset = np.arange(max_draft_steps) * bins
+        self._depth_offset = np.arange(max_draft_steps) * _HISTORY_BINS
 
     def push(self, survival: FloatArray, proposed: IntArray) -> None:
         """Add a round's float[N, K] survivals, which must not change afterwards; only the newest rounds are kept.
@@ -152,13 +152,13 @@ class SurvivalHistory:
     def mass(self, num_requests: int) -> SurvivalMass:
         """The expected drafts of a batch of N requests that each propose K, in bins half a bit of survival wide."""
         survival = self._rounds[0] if len(self._rounds) == 1 else np.concatenate(self._rounds)
-        size = survival.shape[1] * self._bins
+        size = survival.shape[1] * _HISTORY_BINS
         # The exponent of a double and the first half of its mantissa, counted down from 1.
         cell = (1023 << 1) - (survival.view(np.int64) >> 51)
-        np.minimum(cell, self._bins - 1, out=cell)
+        np.minimum(cell, _HISTORY_BINS - 1, out=cell)
         cell += self._depth_offset
         count = np.bincount(cell.ravel(), minlength=size)
         total = np.bincount(cell.ravel(), weights=survival.ravel(), minlength=size)
         held = count.nonzero()[0]
         number = count[held].astype(np.float64)
-        return SurvivalMass.of(total[held] / number, held // self._bins + 1, number * (num_requests / len(survival)))
+        return SurvivalMass.of(total[held] / number, held // _HISTORY_BINS + 1, number * (num_requests / len(survival)))

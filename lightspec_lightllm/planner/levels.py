@@ -14,7 +14,7 @@ class LevelTable:
 
     Attributes:
         survival: float[LEVELS, K].
-        value, depth, level: the same entries, highest survival first, the shallower first where equal.
+        value, depth, level: the same entries, highest survival first; where equal, by level and then by depth.
     """
 
     def __init__(self, acceptance: FloatArray) -> None:

@@ -8,9 +8,11 @@
     │   └── DownloadError          a file that could not be fetched
     ├── DatasetError               a dataset that is missing, empty or has bad records
     ├── CostTableError             a cost table that is empty, malformed or measured elsewhere
+    ├── EndpointError              a server under measurement that cannot be reached or speaks another API
     ├── RequestError               a request that can never be served as it was asked
     ├── FeedbackError              feedback that cannot have come from a round
     ├── PlanError                  a plan outside what the batch allows
+    ├── HostError                  LightLLM is missing, or not the one that this package fits
     └── SlotError                  a token slot lost, owned twice or freed twice
 
 A message says what was expected, what came, and what to do about it.
@@ -41,6 +43,10 @@ class CostTableError(LightspecError, ValueError):
     """A cost table is empty, malformed, or belongs to another model, device or version."""
 
 
+class EndpointError(LightspecError):
+    """A server that is to be measured cannot be reached, or does not answer as the API it was asked for says."""
+
+
 class RequestError(LightspecError, ValueError):
     """A request cannot be served as asked: too long, or with impossible sampling parameters."""
 
@@ -51,6 +57,10 @@ class FeedbackError(LightspecError, ValueError):
 
 class PlanError(LightspecError, ValueError):
     """A plan is outside the limits of the batch it was made for."""
+
+
+class HostError(LightspecError):
+    """LightLLM is missing, is not the one that this package fits, or runs without what it needs."""
 
 
 class SlotError(LightspecError):

@@ -18,7 +18,7 @@ import json
 import random
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Prompt:
 
     key: str
     text: str
+    record: Record = field(default_factory=dict, compare=False, repr=False)
+    """What the file says of it, for whoever checks the answer."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _read(name: str, path: Path, source: str, prompt: Callable[[Record], Prompt 
         if found is None:
             left_out += 1
         else:
-            prompts.append(found)
+            prompts.append(replace(found, record=record))
     if not prompts:
         raise DatasetError(f"{path} has no prompts ({left_out} records left out); expected {FORMATS[name].expected}")
     return Dataset(name, source, tuple(prompts), left_out)

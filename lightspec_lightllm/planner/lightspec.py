@@ -287,6 +287,11 @@ class LightspecPlanner:
         values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
         return values
 
+    def steps_worth(self, num_requests: int) -> tuple[tuple[int, ...], FloatArray]:
+        """The legal draft steps and what a round with each is worth by now, in tokens; for whoever explains a plan."""
+        mass = self._estimator.future(num_requests, None)
+        return self._legal, self._steps_values(mass, num_requests, self._legal, self._backlog)
+
     def _maybe_probe(
         self, num_requests: int, available: int, rows: int, steps: int, backlog: int
     ) -> tuple[int, int, bool]:
@@ -353,7 +358,7 @@ class LightspecPlanner:
             reading = feedback.plan.reading
             if reading is not None and (outcome.confidence is None or len(reading.bins) != len(trials)):
                 reading = None
-            self._estimator.learn(_seen(outcome, trials, reading))
+            self._estimator.learn(SeenRound.of(outcome, trials, reading))
         else:
             self._estimator.pass_round()
         self.counters.changes = self._estimator.changes
@@ -375,19 +380,6 @@ class LightspecPlanner:
             self._drift.update(table_ms, feedback.measured_ms)
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, self._context))
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
-
-
-def _seen(outcome: Outcome, trials: IntArray, reading: Reading | None) -> SeenRound:
-    """A round to learn from later, on copies: the host may reuse its buffers."""
-    confidence = outcome.confidence
-    return SeenRound(
-        trials,
-        outcome.accepted.copy(),
-        outcome.proposed,
-        None if outcome.request_ids is None else outcome.request_ids.copy(),
-        confidence.copy() if reading is None and confidence is not None else confidence,
-        reading,
-    )
 
 
 class _Budget(NamedTuple):

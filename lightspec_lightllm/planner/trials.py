@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import LEVELS, NUM_BINS, information_of, sums
+from lightspec_lightllm.planner.intake import Outcome
 from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
 
 
@@ -44,6 +45,19 @@ class SeenRound(NamedTuple):
     request_ids: IntArray | None
     confidence: FloatArray | None
     reading: Reading | None
+
+    @classmethod
+    def of(cls, outcome: Outcome, trials: IntArray, reading: Reading | None) -> SeenRound:
+        """A round to learn from later, on copies: the host may reuse its buffers."""
+        confidence = outcome.confidence
+        return cls(
+            trials,
+            outcome.accepted.copy(),
+            outcome.proposed,
+            None if outcome.request_ids is None else outcome.request_ids.copy(),
+            confidence.copy() if reading is None and confidence is not None else confidence,
+            reading,
+        )
 
 
 class Learned(NamedTuple):

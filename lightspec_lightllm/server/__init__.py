@@ -1,0 +1,1 @@
+"""HTTP front of the embedded engine, its metrics and its dashboard."""

@@ -38,7 +38,7 @@ class Hook:
         target: what is replaced: ``module:function``, ``module:Class.method`` or any global of a module.
         wrap: ``module:function`` of this package, imported when the target is; takes the original and returns what
             replaces it. Of a static method it takes and returns the function.
-        signature: the target's, as `signatures` writes it; None for what is no function.
+        signature: the target's, as `signatures` writes it; None for what is no function, or is generated.
         why: what it is for.
     """
 
@@ -49,11 +49,72 @@ class Hook:
 
     @property
     def expectation(self) -> Expectation:
-        """What the target must look like."""
-        return Expectation(self.target, self.signature)
+        """What the target must look like; of a method that no source holds, that its class is there."""
+        generated = self.signature is None and self.target.endswith(".__init__")
+        return Expectation(self.target.removesuffix(".__init__") if generated else self.target, self.signature)
+
+    @property
+    def module(self) -> str:
+        """Dotted name of the target's module."""
+        return self.target.partition(":")[0]
 
 
-HOOKS: tuple[Hook, ...] = ()
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        "lightllm.server.api_cli:add_cli_args",
+        f"{_OWN}.launch:wrap_add_cli_args",
+        "(parser)",
+        "--dynamic_mtp and --lightspec_config",
+    ),
+    Hook(
+        "lightllm.server.core.objs.start_args_type:StartArgs.__init__",
+        f"{_OWN}.launch:wrap_start_args",
+        None,
+        "start arguments take no others; the resolved configuration travels with them to every process",
+    ),
+    Hook(
+        "lightllm.utils.start_utils:SubmoduleManager.start_submodule_processes",
+        f"{_OWN}.launch:wrap_start_submodule_processes",
+        "(self, start_funcs=[], start_args=[])",
+        "hooks in the metric server and the router",
+    ),
+    Hook(
+        "lightllm.server.router.model_infer.model_rpc:_init_env",
+        f"{_OWN}.launch:wrap_init_env",
+        "(args, rank, rank_in_node, node_world_size, info_queue, socket_path, success_event)",
+        "hooks in every model rank",
+    ),
+    Hook(
+        "lightllm.server.router.model_infer.model_rpc:ChunkedPrefillBackend",
+        f"{_OWN}.launch:wrap_backend",
+        None,
+        "the backend that plans; only here is it chosen",
+    ),
+    Hook(
+        "lightllm.common.basemodel.cuda_graph:CudaGraph.gen_cuda_graph_batch_sizes",
+        f"{_OWN}.graphs:wrap_batch_sizes",
+        "@staticmethod (max_batch_size=8, tp_world_size=1)",
+        "a few dozen sizes of any number of rows, instead of every multiple of 1 + K",
+    ),
+    Hook(
+        "lightllm.common.basemodel.basemodel:TpPartBaseModel._verify_must",
+        f"{_OWN}.graphs:wrap_verify_must",
+        "(self)",
+        "bounds the rows that graphs and attention buffers are made for",
+    ),
+    Hook(
+        "lightllm.common.basemodel.basemodel:TpPartBaseModel._full_att_decode_autotune",
+        f"{_OWN}.graphs:wrap_decode_autotune",
+        "(self)",
+        "it times shapes that no dynamic round has",
+    ),
+    Hook(
+        "lightllm.server.metrics.metrics:Monitor.init_metrics",
+        f"{_OWN}.metrics:wrap_init_metrics",
+        "(self, args)",
+        "round metrics on /metrics",
+    ),
+)
 """In order of installation; two hooks of one target nest, the later outside."""
 
 
@@ -72,7 +133,7 @@ def install() -> None:
             f"signatures: {'; '.join(map(str, wrong))}. Nothing was changed; `lightspec doctor` lists the rest"
         )
     sys.meta_path.insert(0, _finder)
-    for name in dict.fromkeys(hook.expectation.module for hook in HOOKS):
+    for name in dict.fromkeys(hook.module for hook in HOOKS):
         if name in sys.modules:
             _extend(sys.modules[name])
 
@@ -115,7 +176,7 @@ def _extend(module: ModuleType) -> None:
     """Apply a module's hooks. If one fails, all of this process are undone: never half of them."""
     try:
         for hook in HOOKS:
-            if hook.expectation.module == module.__name__:
+            if hook.module == module.__name__:
                 _apply(hook, module)
     except Exception:
         uninstall()
@@ -123,15 +184,15 @@ def _extend(module: ModuleType) -> None:
 
 
 def _apply(hook: Hook, module: ModuleType) -> None:
-    *path, name = hook.expectation.name.split(".")
+    *path, name = hook.target.partition(":")[2].split(".")
     owner = functools.reduce(getattr, path, module)
     before = vars(owner)[name]
     wrap = _resolve(hook)
     static = isinstance(before, staticmethod)
     after = staticmethod(wrap(before.__func__)) if static else wrap(before)
     _replace(hook.target, owner, name, before, after)
-    if path:
-        return
+    if path or getattr(before, "__module__", None) != module.__name__:
+        return  # a member of a class; or a name that the module itself imports is replaced there and nowhere else
     for importer in [m for key, m in sys.modules.items() if key.startswith("lightllm.") and m is not module]:
         for alias in [key for key, value in vars(importer).items() if value is before]:
             _replace(hook.target, importer, alias, before, after)  # imported by name before the hook came
@@ -160,7 +221,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if getattr(self._busy, "name", None) == name or all(name != hook.expectation.module for hook in HOOKS):
+        if getattr(self._busy, "name", None) == name or all(name != hook.module for hook in HOOKS):
             return None
         self._busy.name = name  # a finder of the same kind would ask this one again
         try:

@@ -12,6 +12,8 @@
     ├── RequestError               a request that can never be served as it was asked
     ├── FeedbackError              feedback that cannot have come from a round
     ├── PlanError                  a plan outside what the batch allows
+    ├── EngineError                the server's engine cannot start or has ended
+    ├── ApiError                   an answer of the server that is an error (server/errors.py)
     ├── HostError                  LightLLM is missing, or not the one that this package fits
     └── SlotError                  a token slot lost, owned twice or freed twice
 
@@ -45,6 +47,10 @@ class CostTableError(LightspecError, ValueError):
 
 class EndpointError(LightspecError):
     """A server that is to be measured cannot be reached, or does not answer as the API it was asked for says."""
+
+
+class EngineError(LightspecError):
+    """The server's engine cannot be started, or has ended for good."""
 
 
 class RequestError(LightspecError, ValueError):

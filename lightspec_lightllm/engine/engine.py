@@ -11,7 +11,7 @@ import torch
 from lightspec_lightllm.engine.attention import Block, plan_attention
 from lightspec_lightllm.engine.model import Batch, KVCache, Model
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
-from lightspec_lightllm.engine.sampling import sample_rows
+from lightspec_lightllm.engine.sampling import sample_rows, token_logprob
 from lightspec_lightllm.engine.scheduler import Scheduler
 from lightspec_lightllm.engine.sequence import Sequence
 from lightspec_lightllm.engine.slots import SlotPool
@@ -87,8 +87,17 @@ class Engine:
         """Sequences that finished since the last call, however they did."""
         return self._scheduler.take_finished()
 
-    def submit(self, prompt: list[int] | str, params: SamplingParams, request_id: int | None = None) -> Sequence:
+    def submit(
+        self,
+        prompt: list[int] | str,
+        params: SamplingParams,
+        request_id: int | None = None,
+        *,
+        top_logprobs: int | None = None,
+    ) -> Sequence:
         """Queue a request. A string is tokenized as it stands; `tokenizer.chat` applies the chat template.
+
+        With ``top_logprobs`` the sequence also gets the probability of each generated token and of so many likeliest.
 
         Raises RequestError when the request could never be served.
         """
@@ -113,7 +122,7 @@ class Engine:
                 f"prompt of {len(tokens)} tokens + max_tokens {params.max_tokens} + {self.options.max_rows} draft rows "
                 f"exceeds the pool of {self.options.num_slots} slots; shorten the request or raise num_slots"
             )
-        sequence = Sequence(request_id, tokens, params, self._num_submitted, self.tokenizer)
+        sequence = Sequence(request_id, tokens, params, self._num_submitted, self.tokenizer, top_logprobs)
         self._num_submitted += 1
         self._next_id = max(self._next_id, request_id + 1)
         self._scheduler.add(sequence)
@@ -158,13 +167,21 @@ class Engine:
 
     def sample(self, forward: Forward, seqs: Many[Sequence], rows: npt.NDArray[np.integer]) -> IntArray:
         """The token every row decides on, int64 [B], with each request's own parameters."""
-        return sample_rows(
+        tokens = sample_rows(
             forward.logits.numpy(),
             [sequence.params for sequence in seqs],
             [sequence.request_id for sequence in seqs],
             [len(sequence.tokens) for sequence in seqs],
             np.asarray(rows).tolist(),
         )
+        ends = np.cumsum(rows)
+        for sequence, end, count in zip(seqs, ends.tolist(), np.asarray(rows).tolist(), strict=True):
+            if sequence.top_logprobs is not None:
+                sequence.row_logprobs = [
+                    token_logprob(forward.logits[row].numpy(), int(tokens[row]), sequence.top_logprobs)
+                    for row in range(end - count, end)
+                ]
+        return tokens
 
     def commit(self, seqs: Many[Sequence], tokens: IntArray, counts: npt.NDArray[np.integer]) -> IntArray:
         """Append tokens[i, :counts[i]] to sequence i, up to its end; returns how many were kept, int64 [N].
@@ -188,6 +205,7 @@ class Engine:
                 kept[index] += 1
                 if sequence.status == "finished":
                     break
+            sequence.keep_logprobs(int(kept[index]))
             self._scheduler.settle(sequence)
         return kept
 
@@ -225,6 +243,7 @@ class Engine:
             tokens = self.sample(Forward(logits, None), first, np.ones(len(first), dtype=np.int64))
             for sequence, token in zip(first, tokens.tolist(), strict=True):
                 sequence.append(token)
+                sequence.keep_logprobs(1)
         for sequence in seqs:
             self._scheduler.settle(sequence)
 

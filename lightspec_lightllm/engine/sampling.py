@@ -1,6 +1,7 @@
 """Choosing tokens. A draw depends on (seed, position, logits) alone, so batching and speculation cannot change it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,33 @@ from lightspec_lightllm.engine.options import SamplingParams
 
 _OWN_SEED, _REQUEST_SEED = 0, 1  # second key word: a seed of 3 is another stream than request 3 without a seed
 _WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target held a token: natural logarithms of the softmax of its logits, before any temperature.
+
+    token    the token
+    logprob  its own
+    rank     1 + how many tokens are likelier
+    top      the likeliest tokens with theirs, likeliest first
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprob(logits: npt.NDArray[np.float32], token: int, num_top: int) -> TokenLogprob:
+    """Of a row's logits [vocab], with the ``num_top`` likeliest tokens."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    likeliest = np.argpartition(-scores, min(num_top, scores.size - 1))[:num_top] if num_top else np.zeros(0, int)
+    ranked = sorted(likeliest.tolist(), key=lambda other: (-scores[other], other))
+    top = tuple((other, float(scores[other])) for other in ranked)
+    return TokenLogprob(token, float(scores[token]), 1 + int(np.count_nonzero(scores > scores[token])), top)
 
 
 def uniform(params: SamplingParams, request_id: int, position: int) -> float:

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.engine.sampling import TokenLogprob
 from lightspec_lightllm.engine.tokenizer import TextStream, Tokenizer
 
 Status = Literal["waiting", "prefilling", "running", "paused", "finished"]
@@ -19,9 +20,20 @@ class Sequence:
     num_reserved   rows reserved past num_computed for the coming forward; 0 between a commit and the next scheduling
     slot_row       row of the slot table while it holds slots, else -1
     arrival        order of submission
+    top_logprobs   likeliest tokens to report with each generated one; None: report no probabilities
+    logprobs       of the generated tokens, where they are reported
+    row_logprobs   of the tokens that the last forward's rows decided on, until they are committed
     """
 
-    def __init__(self, request_id: int, prompt: list[int], params: SamplingParams, arrival: int, tokenizer: Tokenizer):
+    def __init__(
+        self,
+        request_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        arrival: int,
+        tokenizer: Tokenizer,
+        top_logprobs: int | None = None,
+    ):
         self.request_id = request_id
         self.tokens = list(prompt)
         self.prompt_length = len(prompt)
@@ -33,6 +45,9 @@ class Sequence:
         self.num_reserved = 0
         self.num_forwarded = 0
         self.slot_row = -1
+        self.top_logprobs = top_logprobs
+        self.logprobs: list[TokenLogprob] = []
+        self.row_logprobs: list[TokenLogprob] = []
         self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer)
         self._text = ""
@@ -75,6 +90,11 @@ class Sequence:
             self.finish("stop")
         elif self.num_generated >= self.params.max_tokens:
             self.finish("length")
+
+    def keep_logprobs(self, count: int) -> None:
+        """Take those of the first ``count`` rows; the other rows' tokens were not kept."""
+        self.logprobs += self.row_logprobs[:count]
+        self.row_logprobs = []
 
     def finish(self, reason: FinishReason) -> None:
         """End here; a character whose bytes are not all there becomes U+FFFD."""

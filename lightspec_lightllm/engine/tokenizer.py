@@ -28,6 +28,7 @@ class Tokenizer:
                 f"the model has a tokenizer of kind {data.get('model')!r}/{data.get('pre')!r}; "
                 "supported is byte-level BPE ('gpt2') with the split of smollm or gpt-2"
             )
+        self._data = data
         self._tokens: list[str] = data["tokens"]
         types: list[int] = data.get("types") or [1] * len(self._tokens)
         self._special = {index for index, kind in enumerate(types) if kind == _CONTROL}
@@ -44,6 +45,15 @@ class Tokenizer:
         splits: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if _SPLITS_DIGITS[data.get("pre")] else []
         splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
         self._encoder.pre_tokenizer = pre_tokenizers.Sequence(splits)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Mapping[str, Any]]]:
+        """For another process; a compiled chat template stays behind."""
+        return Tokenizer, (self._data,)
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token: a text of n bytes has at least n / max_token_bytes tokens."""
+        return max(len(token.encode()) for token in self._tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -63,6 +73,10 @@ class Tokenizer:
         if token in self._special or not 0 <= token < len(self._tokens):
             return b""
         return b"".join(_BYTES.get(char) or char.encode() for char in self._tokens[token])
+
+    def token_text(self, token: int) -> str:
+        """A token by itself, to be shown: a special one by its name, bytes that are no UTF-8 as U+FFFD."""
+        return self._tokens[token] if token in self._special else self.decode([token])
 
     def chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's answer. A string is one user message.

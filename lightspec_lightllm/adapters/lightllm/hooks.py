@@ -110,9 +110,21 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(
         "lightllm.server.metrics.metrics:Monitor.init_metrics",
-        f"{_OWN}.metrics:wrap_init_metrics",
+        f"{_OWN}.exposition:wrap_init_metrics",
         "(self, args)",
         "round metrics on /metrics",
+    ),
+    Hook(
+        "lightllm.server.core.objs.req:ChunkedPrefillReq.get_decode_need_tokens",
+        f"{_OWN}.router:wrap_decode_need",
+        "(self)",
+        "the router's estimate of what a decode round takes",
+    ),
+    Hook(
+        "lightllm.server.router.stats:RouterStatics.log_str",
+        f"{_OWN}.router:wrap_log_str",
+        "(self)",
+        "the router's status line",
     ),
 )
 """In order of installation; two hooks of one target nest, the later outside."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig, LightLLMOptions, load_options
+from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig, load_options
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
@@ -110,7 +110,7 @@ def resolve(args: Any) -> LightLLMConfig | None:
     found = list(problems(args))
     if found:
         raise ConfigError("; ".join(found))
-    return _options(args).resolve(args.mtp_step) if args.dynamic_mtp else None
+    return _config(args) if args.dynamic_mtp else None
 
 
 def problems(args: Any) -> Iterator[str]:
@@ -125,13 +125,11 @@ def problems(args: Any) -> Iterator[str]:
     if args.model_dir is None:
         yield "--model_dir: expected the folder of the model to serve, got none"
         return
-    if not (modes := list(_mode_problems(args))):
-        try:
-            _options(args).resolve(args.mtp_step)
-        except ConfigError as error:
-            yield str(error)
-        modes = list(_draft_problems(args))
-    yield from modes
+    if wrong_mode := list(_mode_problems(args)):
+        yield from wrong_mode
+    else:
+        yield from _config_problems(args)
+        yield from _draft_problems(args)
     yield from _target_problems(args)
     yield from attention_problems(args)
 
@@ -164,6 +162,13 @@ def _mode_problems(args: Any) -> Iterator[str]:
             f"--mtp_step: expected 1 to {MAX_DRAFT_STEPS} with --dynamic_mtp, got {args.mtp_step}; it is K, the most "
             "tokens drafted per request and round"
         )
+
+
+def _config_problems(args: Any) -> Iterator[str]:
+    try:
+        _config(args)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _draft_problems(args: Any) -> Iterator[str]:
@@ -203,5 +208,7 @@ def _model_type(folder: str) -> str | None:
     return content.get("model_type") if isinstance(content, dict) else None
 
 
-def _options(args: Any) -> LightLLMOptions:
-    return LightLLMOptions() if args.lightspec_config is None else load_options(Path(args.lightspec_config))
+def _config(args: Any) -> LightLLMConfig:
+    path = args.lightspec_config
+    config = LightLLMConfig() if path is None else load_options(Path(path))
+    return config.with_draft_steps(args.mtp_step)

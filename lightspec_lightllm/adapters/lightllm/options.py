@@ -10,28 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lightspec_lightllm.config import PlannerConfig, load_yaml, parse_mapping
+import yaml
+
+from lightspec_lightllm.config import PlannerConfig, StrictLoader, load_yaml, parse_mapping
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.planner.options import PlannerOptions
 
 START_ARGS_VARIABLE = "LIGHTLLM_START_ARGS"
 """The environment variable in which LightLLM's launcher hands its start arguments, as JSON, to every process."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningOptions:
-    """How rounds are planned. K is LightLLM's ``--mtp_step``, so it is no key here.
-
-    Attributes:
-        strategy: as `PlannerConfig.strategy`.
-        options: parameters of the ``lightspec`` strategy.
-    """
-
-    strategy: str = "lightspec"
-    options: PlannerOptions = field(default_factory=PlannerOptions)
-
-    def __post_init__(self) -> None:
-        PlannerConfig(strategy=self.strategy)  # checks the name; `resolve` checks the steps of fixed:K against K
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +79,17 @@ class ObserveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LightLLMOptions:
-    """The file that ``--lightspec_config`` names. `configs/lightllm.yaml` lists and explains all keys."""
-
-    planner: PlanningOptions = field(default_factory=PlanningOptions)
-    costs: CostOptions = field(default_factory=CostOptions)
-    check: CheckOptions = field(default_factory=CheckOptions)
-    observe: ObserveOptions = field(default_factory=ObserveOptions)
-
-    def resolve(self, max_draft_steps: int) -> LightLLMConfig:
-        """The configuration at K = ``max_draft_steps``. Raises ConfigError if the strategy needs another K."""
-        planner = PlannerConfig(
-            strategy=self.planner.strategy, max_draft_steps=max_draft_steps, options=self.planner.options
-        )
-        return LightLLMConfig(planner=planner, costs=self.costs, check=self.check, observe=self.observe)
-
-
-@dataclass(frozen=True, slots=True)
 class LightLLMConfig:
-    """What the launcher resolved once and every process reads: the file's options, with K."""
+    """What the launcher resolves once and every process reads. `configs/lightllm.yaml` explains all keys."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     costs: CostOptions = field(default_factory=CostOptions)
     check: CheckOptions = field(default_factory=CheckOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)
+
+    def with_draft_steps(self, max_draft_steps: int) -> LightLLMConfig:
+        """The same at another K. Raises ConfigError if the strategy needs a larger one."""
+        return dataclasses.replace(self, planner=dataclasses.replace(self.planner, max_draft_steps=max_draft_steps))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as LightLLM hands start arguments to its processes."""
@@ -125,9 +97,17 @@ class LightLLMConfig:
         return plain
 
 
-def load_options(path: Path) -> LightLLMOptions:
-    """Reads the file, strictly. Raises ConfigError as `lightspec_lightllm.config.load_config` does."""
-    return load_yaml(path, LightLLMOptions, name="config")
+def load_options(path: Path) -> LightLLMConfig:
+    """Reads the file that ``--lightspec_config`` names, strictly. K is not its to say: that is ``--mtp_step``.
+
+    Raises:
+        ConfigError: as `lightspec_lightllm.config.load_config` does, and for the key of K.
+    """
+    config = load_yaml(path, LightLLMConfig, name="config")
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader) or {}  # noqa: S506 - a SafeLoader
+    if "max_draft_steps" in content.get("planner", {}):
+        raise ConfigError(f"config {path}: planner.max_draft_steps: K is --mtp_step here; drop the key")
+    return config
 
 
 def current() -> LightLLMConfig | None:

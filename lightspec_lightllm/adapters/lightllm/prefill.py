@@ -1,0 +1,131 @@
+"""The prefill of dynamic rounds: LightLLM's own, with this package's sampler, and with drafts that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightllm.common.basemodel.batch_objs import ModelInput, ModelOutput
+from lightllm.common.basemodel.triton_kernel.gather_token_id import scatter_token
+from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
+
+from lightspec_lightllm.adapters.lightllm.batch import RequestTable
+from lightspec_lightllm.adapters.lightllm.drafters import LightLLMDrafter, Proposal
+from lightspec_lightllm.adapters.lightllm.planning import RoundPlanner
+from lightspec_lightllm.adapters.lightllm.sampling import Rows, RowSampler
+from lightspec_lightllm.errors import HostError
+
+
+class DynamicPrefillMixin:
+    """Prefill over LightLLM's ``ChunkedPrefillBackend``, whose attributes it uses beside its own.
+
+    Attributes:
+        requests: what is known of each request.
+        sampler: samples the target's rows.
+        drafter: proposes tokens.
+        planner: plans rounds.
+        log_probs: float32[R, 16], the drafter's log-probability of each waiting draft, given those before it.
+        scores: float32[R, 16], the same summed up from the first draft: what rows are selected by.
+    """
+
+    requests: RequestTable
+    sampler: RowSampler
+    drafter: LightLLMDrafter
+    planner: RoundPlanner
+    log_probs: torch.Tensor
+    scores: torch.Tensor
+
+    # LightLLM's
+    model: Any
+    draft_models: list[Any]
+    chunked_prefill_size: int
+    disable_chunked_prefill: bool
+    _get_next_token_ranks: Any
+    _async_copy_next_token_infos_to_pin_mem: Any
+
+    def prefill_mtp(self, event_pack: Any, prefill_reqs: list[Any]) -> None:
+        """As LightLLM's; what it samples and drafts goes through the overridden parts below."""
+        self.planner.interrupt()
+        self._prefill_reqs = prefill_reqs
+        super().prefill_mtp(event_pack, prefill_reqs)  # type: ignore[misc]
+
+    def _sample_and_scatter_token(  # noqa: PLR0917 - LightLLM's signature
+        self,
+        logits: torch.Tensor,
+        b_req_idx: torch.Tensor,
+        b_mtp_index: torch.Tensor,
+        run_reqs: list[Any],
+        is_prefill: bool,
+        b_prefill_has_output_cpu: list[bool] | None = None,
+        mask_func: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """LightLLM's, with the plugin's sampler: a prefill draws as decoding would at the same position."""
+        if mask_func is not None:
+            raise HostError("output constraints are not supported with --dynamic_mtp; start the server without them")
+        self.sampler.admit(self.requests.admit(run_reqs))
+        lengths = [req.get_cur_total_len() for req in run_reqs]
+        seq_len = g_pin_mem_manager.gen_from_list("lightspec_seq_len", lengths, torch.int32).cuda(non_blocking=True)
+        requests = np.array([req.req_idx for req in run_reqs], dtype=np.int32)
+        sampled = self.sampler.sample(logits, Rows(b_req_idx, seq_len), requests)
+        has_output = None
+        if is_prefill:
+            has_output = g_pin_mem_manager.gen_from_list("b_has_out", b_prefill_has_output_cpu, torch.bool).cuda(
+                non_blocking=True
+            )
+        manager = self.model.req_manager.req_sampling_params_manager
+        scatter_token(
+            next_token_ids=sampled.token_ids,
+            req_to_next_token_ids=manager.req_to_next_token_ids,
+            b_req_idx=b_req_idx,
+            b_mtp_index=b_mtp_index,
+            b_has_out=has_output,
+        )
+        manager.update_reqs_out_token_counter_gpu(
+            b_req_idx=b_req_idx, next_token_ids=sampled.token_ids, mask=has_output
+        )
+        ranks = self._get_next_token_ranks(logits, sampled.token_ids)
+        copies = self._async_copy_next_token_infos_to_pin_mem(sampled.token_ids, sampled.logprobs, ranks)
+        return (sampled.token_ids, *copies)
+
+    def _draft_prefill_forward(
+        self, model_input: ModelInput, model_output: ModelOutput, next_token_ids: torch.Tensor
+    ) -> None:
+        """Fill the drafter's KV, and keep what it proposes: the first decode round then has drafts."""
+        reqs = self._prefill_reqs
+        known = _tokens_after(reqs, len(self.draft_models), whole=self.disable_chunked_prefill)
+        known_gpu = g_pin_mem_manager.gen_from_list("lightspec_known", known.ravel(), torch.int64).cuda(
+            non_blocking=True
+        )
+        proposal = self.drafter.prefill(model_input, model_output, next_token_ids, known_gpu.view(known.shape))
+        req_idx = np.array([req.req_idx for req in reqs], dtype=np.int32)
+        complete = np.array(model_input.b_prefill_has_output_cpu, dtype=bool)
+        self.requests.cold_from[req_idx] = -1
+        self.requests.drafts[req_idx] = 0
+        if proposal is not None:
+            self._keep(proposal, model_input.b_req_idx)
+            self.requests.drafts[req_idx[complete]] = proposal.tokens.shape[1]
+
+    def _keep(self, proposal: Proposal, req_idx: torch.Tensor) -> None:
+        """Put drafts behind each request's next token, and what the drafter thinks of them where selection looks."""
+        at, steps = req_idx.long(), proposal.tokens.shape[1]
+        manager = self.model.req_manager.req_sampling_params_manager
+        manager.req_to_next_token_ids[at, 1 : 1 + steps] = proposal.tokens
+        self.log_probs[at, :steps] = proposal.log_probs
+        self.scores[at, :steps] = proposal.log_probs.cumsum(dim=1)
+
+
+def _tokens_after(reqs: list[Any], width: int, *, whole: bool) -> npt.NDArray[np.int64]:
+    """int64[P, width]: the tokens that follow the part of each prompt that is being prefilled, -1 past its end.
+
+    Args:
+        whole: prompts are prefilled at once rather than in chunks.
+    """
+    known = np.full((len(reqs), width), -1, dtype=np.int64)
+    for row, req in enumerate(reqs):
+        total = req.get_cur_total_len()
+        end = total if whole else req.get_chuncked_input_token_len()
+        follows = req.shm_req.shm_prompt_ids.arr[end : min(end + width, total)]
+        known[row, : len(follows)] = follows
+    return known

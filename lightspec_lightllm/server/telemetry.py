@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -9,8 +10,6 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
-
-import anyio
 
 from lightspec_lightllm.server.bucket import Bucket
 from lightspec_lightllm.server.round_event import RoundEvent, RoundReporter
@@ -109,7 +108,7 @@ class Telemetry:
                 missed = [entry for entry in self._ring if entry[0] > last]
             for last, encoded in missed:
                 yield b"event: bucket\nid: %d\ndata: %s\n\n" % (last, encoded)
-            await anyio.sleep(pause)
+            await asyncio.sleep(pause)
 
     def _head(self) -> bytes:
         head = {"instance": self.instance, "about": asdict(self.about), "notice": self._notice}

@@ -59,7 +59,7 @@ ROUNDS = Metric(f"{PREFIX}rounds", "counter", "Decode rounds")
 REQUEST_ROUNDS = Metric(f"{PREFIX}request_rounds", "counter", "Requests of the batch, summed over rounds")
 COMMITTED_TOKENS = Metric(f"{PREFIX}committed_tokens", "counter", "Tokens of rounds, the target's own included")
 WASTED_ROWS = Metric(f"{PREFIX}wasted_rows", "counter", "Rows of the target that gave no token: rejected and padding")
-VERIFY_ROWS = Metric(f"{PREFIX}verify_rows", "histogram", "Rows of the target per round, as planned", buckets=ROWS)
+VERIFY_ROWS = Metric(f"{PREFIX}verify_rows", "histogram", "Rows of the target per round without padding", buckets=ROWS)
 DRAFT_STEPS = Metric(f"{PREFIX}draft_steps", "histogram", "Draft steps per round", buckets=STEPS)
 ROUND_SECONDS = Metric(f"{PREFIX}round_seconds", "histogram", "Measured time of rounds", buckets=SECONDS)
 PREDICTED_SECONDS = Metric(
@@ -107,6 +107,14 @@ STAGE_SECONDS = Metric(
 CALIBRATION_ERROR = Metric(
     f"{PREFIX}calibration_error", "gauge", "Mean distance of predicted from observed acceptance, in probability"
 )
+REASON = "reason"
+"""Label of how a request ended: stop, length, cancelled (its client went away) or error."""
+
+REQUESTS_FINISHED = Metric(f"{PREFIX}requests_finished", "counter", "Sequences that ended", (REASON,))
+PROMPT_TOKENS = Metric(f"{PREFIX}prompt_tokens", "counter", "Tokens of the prompts of sequences")
+GENERATION_TOKENS = Metric(f"{PREFIX}generation_tokens", "counter", "Tokens generated for sequences that ended")
+FREE_SLOTS = Metric(f"{PREFIX}free_slots", "gauge", "Token positions of the KV cache that are free")
+ENGINE_RESTARTS = Metric(f"{PREFIX}engine_restarts", "counter", "Times that the engine was started again")
 REQUESTS_RUNNING = Metric(f"{PREFIX}requests_running", "gauge", "Requests in the batch")
 REQUESTS_WAITING = Metric(f"{PREFIX}requests_waiting", "gauge", "Requests in the queue")
 TIME_TO_FIRST_TOKEN = Metric(
@@ -117,6 +125,11 @@ INTER_TOKEN = Metric(f"{PREFIX}inter_token_seconds", "histogram", "Between token
 SERVER_METRICS = (
     STAGE_SECONDS,
     CALIBRATION_ERROR,
+    REQUESTS_FINISHED,
+    PROMPT_TOKENS,
+    GENERATION_TOKENS,
+    FREE_SLOTS,
+    ENGINE_RESTARTS,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
     TIME_TO_FIRST_TOKEN,

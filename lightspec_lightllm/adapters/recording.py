@@ -189,16 +189,23 @@ def to_bytes(recording: Recording) -> tuple[str, bytes]:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a file that `to_bytes` wrote.
+    """Read a file that `to_bytes` wrote, or one of rounds that LightLLM served (`lightllm.plan_trace`).
 
     Raises:
         ConfigError: it cannot be read, is of another format, or a key or value of it is wrong; the message names it.
     """
+    from lightspec_lightllm.adapters.lightllm import plan_trace  # which makes recordings of what it reads
+
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"trace {path} cannot be read: {error}") from None
+    if plan_trace.is_rounds(text):
+        try:
+            return plan_trace.to_recording(text.splitlines(keepends=True))
+        except ConfigError as error:
+            raise ConfigError(f"trace {path}: {error}") from None
     try:
         content = json.loads(text, object_pairs_hook=_without_repeats)
     except ValueError as error:

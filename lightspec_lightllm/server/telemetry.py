@@ -60,6 +60,7 @@ class Telemetry:
         self._load = (0, 0)
         self._bucket = self._open(int(clock()))
         self._notice: str | None = None
+        self._closed = False
 
     # --- the engine's side --------------------------------------------------------------------------------------------
 
@@ -80,6 +81,10 @@ class Telemetry:
         """A line that watchers see until it is taken back, such as that the engine is being restarted."""
         self._notice = notice
 
+    def close(self) -> None:
+        """End every `follow`, so that a server that drains waits for no watcher."""
+        self._closed = True
+
     # --- the watchers' side -------------------------------------------------------------------------------------------
 
     def history(self) -> bytes:
@@ -90,7 +95,7 @@ class Telemetry:
         return self._head()[:-1] + b',"buckets":[' + buckets + b"]}"
 
     async def follow(self, after: int | None = None, *, pause: float = 0.25) -> AsyncIterator[bytes]:
-        """Server-sent events without end: ``hello`` (`history` without buckets) at first and when it changes, then one
+        """Server-sent events until `close`: ``hello`` (`history` without buckets) at first and when it changes, then one
         ``bucket`` for every second from ``after`` on, its second as the event's id.
 
         Args:
@@ -99,7 +104,7 @@ class Telemetry:
         """
         head = b""
         last = int(self._clock()) - 1 if after is None else after
-        while True:
+        while not self._closed:
             if (now := self._head()) != head:
                 head = now
                 yield b"event: hello\ndata: " + head + b"\n\n"

@@ -34,7 +34,13 @@ from lightspec_lightllm.adapters.lightllm import costs
 from lightspec_lightllm.adapters.lightllm.attention_backends import own_attention_backends
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch, RequestTable
 from lightspec_lightllm.adapters.lightllm.drafters import Proposal, VerifiedRows, make_mtp_drafter
-from lightspec_lightllm.adapters.lightllm.launched import LaunchedRound, probabilities, upload
+from lightspec_lightllm.adapters.lightllm.launched import (
+    DeviceBatch,
+    LaunchedRound,
+    ReservedSlots,
+    TargetRound,
+    probabilities,
+)
 from lightspec_lightllm.adapters.lightllm.metrics import open_reporter
 from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig, current
 from lightspec_lightllm.adapters.lightllm.planning import (
@@ -79,7 +85,6 @@ class DynamicMtpMixin(DynamicPrefillMixin):
     args: Any
     eos_id: list[int]
     world_size: int
-    is_master_in_dp: bool
     is_linear_att_mixed_model: bool
     extra_post_req_handle_func: Any
     _verify_mtp_v2: Any
@@ -123,7 +128,7 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         self.log_probs = torch.zeros((num_rows, MAX_ROWS), dtype=torch.float32, device="cuda")
         self.scores = torch.zeros((num_rows, MAX_ROWS), dtype=torch.float32, device="cuda")
         self._skips = 0
-        self._wants_drafts = False
+        self.rewarm_tokens = 0
         self._num_rounds = 0
         self._prefill_reqs: list[Any] = []
         self.planner = self._open_planner()
@@ -174,135 +179,154 @@ class DynamicMtpMixin(DynamicPrefillMixin):
                 self.sampler.admit(new)
 
     def _launch(self, batch: DecodeBatch) -> LaunchedRound:
+        """Put a whole round on the device's queue."""
         planned = self.planner.plan(batch)
         self._check_ranks(planned)
-        num_requests, steps = len(batch.reqs), planned.plan.draft_steps
-        num_rows = planned.plan.verify_rows
-        runs_drafter = self._runs_drafter(steps)
-        num_chain = self.drafter.num_chain_slots(num_requests, steps) if runs_drafter else 0
-        slots = self._reserve(num_rows + num_chain)
-        row_slots, chain_slots = slots[:num_rows], slots[num_rows:]
-        max_drafts = int(batch.drafts.max())
-        packed = upload(batch)
-
+        reserved = self._reserve(planned)
         with torch.cuda.stream(g_infer_context.get_overlap_stream()):
-            planned.started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            planned.started.record()
             self.planner.begin(planned)
-            device = packed.cuda(non_blocking=True)
-            req_idx, seq_len, drafts, position_delta = device.view(4, num_requests).unbind(0)
-            rows = ops.select_rows(req_idx, seq_len, drafts, self.scores, num_rows)
-            confidence = self._copy_confidence(req_idx, max_drafts)
-            model_input = ModelInput(
-                batch_size=num_rows,
-                total_token_num=num_rows * (int(batch.seq_len.max()) + max_drafts),
-                max_q_seq_len=1,
-                max_kv_seq_len=int((batch.seq_len + batch.drafts).max()),
-                input_ids=None,
+            device = DeviceBatch.upload(batch)
+            rows = ops.select_rows(device.req_idx, device.seq_len, device.drafts, self.scores, planned.plan.verify_rows)
+            confidence = self._copy_confidence(device, batch)
+            target = self._run_target(batch, device, rows, reserved.rows)
+            launched = self._send_back(planned, reserved, rows, target, confidence)
+            proposal = self._draft(planned, device, rows, target, reserved)
+            self._scatter(device, rows, target, proposal)
+            launched.done.record()
+        self._note(planned, reserved, proposal)
+        return launched
+
+    def _reserve(self, planned: PlannedRound) -> ReservedSlots:
+        """Token slots for the rows of the plan and for the draft chain that follows."""
+        plan = planned.plan
+        self._skips = 0 if plan.draft_steps else self._skips + 1
+        drafts = plan.draft_steps > 0 or (self.drafter.has_kv and self._skips <= FILLED_SKIPS)
+        num_chain = self.drafter.num_chain_slots(plan.num_requests, plan.draft_steps) if drafts else 0
+        needed = plan.verify_rows + num_chain
+        if g_infer_context.radix_cache is not None:
+            g_infer_context.radix_cache.free_radix_cache_to_get_enough_token(needed)
+        slots = g_infer_context.req_manager.mem_manager.alloc(needed)
+        return ReservedSlots(slots[: plan.verify_rows], slots[plan.verify_rows :], runs_drafter=drafts)
+
+    def _run_target(
+        self, batch: DecodeBatch, device: DeviceBatch, rows: ops.SelectedRows, slots: torch.Tensor
+    ) -> TargetRound:
+        """Forward, sample every row, accept the longest prefix of drafts equal to what was sampled."""
+        max_drafts = int(batch.drafts.max())
+        longest = int((batch.seq_len + batch.drafts).max())
+        model_input = ModelInput(
+            batch_size=len(slots),
+            total_token_num=len(slots) * longest,
+            max_q_seq_len=1,
+            max_kv_seq_len=longest,
+            input_ids=None,
+            b_req_idx=rows.req_idx,
+            b_mtp_index=rows.mtp_index,
+            b_seq_len=rows.seq_len,
+            b_position_delta=device.position_delta[rows.request.long()],
+            mem_indexes_cpu=slots,
+            is_prefill=False,
+            multimodal_params=[NO_IMAGES] * len(slots),
+        )
+        output = self.model.forward(model_input)
+        sampled = self.sampler.sample(
+            output.logits, Rows(rows.req_idx, rows.seq_len, rows.mtp_index, max_drafts), batch.req_idx
+        )
+        ranks = self._get_next_token_ranks(output.logits, sampled.token_ids)
+        accept_len, accepted = self._verify_mtp_v2(sampled.token_ids, rows.req_idx, rows.start_loc)
+        if self.is_linear_att_mixed_model:
+            linear_att_mtp_state_index_update(
+                req_to_mtp_state_index=self.model.req_manager.req_to_mtp_state_index,
+                b_req_mtp_start_loc=rows.start_loc,
                 b_req_idx=rows.req_idx,
                 b_mtp_index=rows.mtp_index,
-                b_seq_len=rows.seq_len,
-                b_position_delta=position_delta[rows.request.long()],
-                mem_indexes_cpu=row_slots,
-                is_prefill=False,
-                multimodal_params=[NO_IMAGES] * num_rows,
+                accepted_index=accepted,
+                max_mtp_step=1 + self.max_draft_steps,
             )
-            output = self.model.forward(model_input)
-            sampled = self.sampler.sample(
-                output.logits, Rows(rows.req_idx, rows.seq_len, rows.mtp_index, max_drafts), batch.req_idx
-            )
-            ranks = self._get_next_token_ranks(output.logits, sampled.token_ids)
-            accept_len, accepted = self._verify_mtp_v2(sampled.token_ids, rows.req_idx, rows.start_loc)
-            if self.is_linear_att_mixed_model:
-                linear_att_mtp_state_index_update(
-                    req_to_mtp_state_index=self.model.req_manager.req_to_mtp_state_index,
-                    b_req_mtp_start_loc=rows.start_loc,
-                    b_req_idx=rows.req_idx,
-                    b_mtp_index=rows.mtp_index,
-                    accepted_index=accepted,
-                    max_mtp_step=1 + self.max_draft_steps,
-                )
-            copy = g_pin_mem_manager.async_copy_from_gpu_tensor
-            copies = (
-                copy("lightspec_num_rows", rows.num_rows),
-                copy("mtp_accept_len", accept_len),
-                copy("accepted_index", accepted),
-            )
-            verified = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            verified.record()
-            tokens = self._async_copy_next_token_infos_to_pin_mem(sampled.token_ids, sampled.logprobs, ranks)
-            proposal = None
-            if runs_drafter:
-                proposal = self.drafter.propose(
-                    VerifiedRows(
-                        model_input=model_input,
-                        hidden=output.mtp_main_output_hiddens,
-                        token_ids=sampled.token_ids,
-                        accept_len=accept_len,
-                        start_loc=rows.start_loc,
-                        request=rows.request,
-                        req_idx=req_idx,
-                        last_row=ops.accepted_last_row(rows.start_loc, accept_len),
-                        position_delta=position_delta,
-                        num_requests=num_requests,
-                        chain_slots=chain_slots.cuda(non_blocking=True) if num_chain else None,
-                    ),
-                    steps,
-                )
-            self._scatter(proposal, sampled.token_ids, rows, accept_len, req_idx)
-            manager = self.model.req_manager.req_sampling_params_manager
-            manager.update_reqs_out_token_counter_gpu(
-                b_req_idx=rows.req_idx, next_token_ids=sampled.token_ids, mask=accepted == 1
-            )
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
+        return TargetRound(model_input, output.mtp_main_output_hiddens, sampled, ranks, accept_len, accepted)
 
-        self.requests.drafts[batch.req_idx] = 0 if proposal is None else proposal.tokens.shape[1]
-        if not runs_drafter and self.drafter.has_kv:
-            self.requests.mark_cold(batch)
-        self._wants_drafts = steps > 0 and not planned.plan.probe
-        return LaunchedRound(
-            planned, row_slots, chain_slots if num_chain else None, *copies, tokens, confidence, verified, done
-        )
-
-    def _runs_drafter(self, steps: int) -> bool:
-        """Whether the drafter runs in a round that plans these steps."""
-        self._skips = 0 if steps else self._skips + 1
-        return steps > 0 or (self.drafter.has_kv and self._skips <= FILLED_SKIPS)
-
-    def _reserve(self, num_slots: int) -> torch.Tensor:
-        if g_infer_context.radix_cache is not None:
-            g_infer_context.radix_cache.free_radix_cache_to_get_enough_token(num_slots)
-        slots: torch.Tensor = g_infer_context.req_manager.mem_manager.alloc(num_slots)
-        return slots
-
-    def _copy_confidence(self, req_idx: torch.Tensor, max_drafts: int) -> torch.Tensor | None:
+    def _copy_confidence(self, device: DeviceBatch, batch: DecodeBatch) -> torch.Tensor | None:
         """float32[N, K]: the drafter's probabilities of the drafts that wait, on their way to the CPU."""
-        if max_drafts == 0:
+        if not batch.drafts.any():
             return None
-        probs = self.log_probs[req_idx.long(), : self.max_draft_steps].exp()
+        probs = self.log_probs[device.req_idx.long(), : self.max_draft_steps].exp()
         copied: torch.Tensor = g_pin_mem_manager.async_copy_from_gpu_tensor("lightspec_confidence", probs)
         return copied
 
-    def _scatter(
+    def _send_back(
         self,
-        proposal: Proposal | None,
-        token_ids: torch.Tensor,
+        planned: PlannedRound,
+        reserved: ReservedSlots,
         rows: ops.SelectedRows,
-        accept_len: torch.Tensor,
-        req_idx: torch.Tensor,
+        target: TargetRound,
+        confidence: torch.Tensor | None,
+    ) -> LaunchedRound:
+        """Start the copies that the CPU waits for later: accept lengths first, tokens behind them."""
+        copy = g_pin_mem_manager.async_copy_from_gpu_tensor
+        num_rows, accept_len = copy("lightspec_num_rows", rows.num_rows), copy("mtp_accept_len", target.accept_len)
+        accepted = copy("accepted_index", target.accepted)
+        verified, done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        verified.record()
+        tokens = self._async_copy_next_token_infos_to_pin_mem(
+            target.sampled.token_ids, target.sampled.logprobs, target.ranks
+        )
+        return LaunchedRound(planned, reserved, num_rows, accept_len, accepted, tokens, confidence, verified, done)
+
+    def _draft(
+        self,
+        planned: PlannedRound,
+        device: DeviceBatch,
+        rows: ops.SelectedRows,
+        target: TargetRound,
+        reserved: ReservedSlots,
+    ) -> Proposal | None:
+        """Propose for the next round, or only keep the drafter's KV complete, or neither."""
+        if not reserved.runs_drafter:
+            return None
+        verified = VerifiedRows(
+            model_input=target.model_input,
+            hidden=target.hidden,
+            token_ids=target.sampled.token_ids,
+            accept_len=target.accept_len,
+            start_loc=rows.start_loc,
+            request=rows.request,
+            req_idx=device.req_idx,
+            last_row=ops.accepted_last_row(rows.start_loc, target.accept_len),
+            position_delta=device.position_delta,
+            num_requests=planned.plan.num_requests,
+            chain_slots=reserved.chain.cuda(non_blocking=True),
+        )
+        return self.drafter.propose(verified, planned.plan.draft_steps)
+
+    def _scatter(
+        self, device: DeviceBatch, rows: ops.SelectedRows, target: TargetRound, proposal: Proposal | None
     ) -> None:
-        """Each request's next token, its last accepted one, and the drafts behind it."""
+        """Each request's next token, its last accepted one, and the drafts behind it; what penalties count."""
         manager = self.model.req_manager.req_sampling_params_manager
         mtp_scatter_next_token_ids(
             req_to_next_token_ids=manager.req_to_next_token_ids,
             b_req_mtp_start_loc=rows.start_loc,
-            all_next_token_ids=token_ids.view(-1, 1),
+            all_next_token_ids=target.sampled.token_ids.view(-1, 1),
             b_req_idx=rows.req_idx,
-            mtp_accept_len=accept_len,
+            mtp_accept_len=target.accept_len,
         )
         if proposal is not None:
-            self._keep(proposal, req_idx)
+            self._keep(proposal, device.req_idx)
+        manager.update_reqs_out_token_counter_gpu(
+            b_req_idx=rows.req_idx, next_token_ids=target.sampled.token_ids, mask=target.accepted == 1
+        )
+
+    def _note(self, planned: PlannedRound, reserved: ReservedSlots, proposal: Proposal | None) -> None:
+        """What the next round must know before this one is over."""
+        batch, plan = planned.batch, planned.plan
+        self.requests.drafts[batch.req_idx] = 0 if proposal is None else proposal.tokens.shape[1]
+        if not reserved.runs_drafter and self.drafter.has_kv:
+            self.requests.mark_cold(batch)
+        room = int(self.chunked_prefill_size) if plan.draft_steps else 0
+        self.rewarm_tokens = room // 8 if plan.probe else room
+        graph = self.model.graph
+        if graph is not None and graph.can_run(plan.verify_rows, int((batch.seq_len + batch.drafts).max())):
+            planned.padded_rows = graph.find_closest_graph_batch_size(plan.verify_rows) - plan.verify_rows
 
     def _learn(self, launched: LaunchedRound) -> list[Any]:
         """Tell the planner, and list the requests once per committed token."""
@@ -330,41 +354,9 @@ class DynamicMtpMixin(DynamicPrefillMixin):
             run_reqs_update_packs=update_packs,
             extra_post_req_handle_func=self.extra_post_req_handle_func,
         )
-        unused = launched.slots[torch.from_numpy(~accepted)]
-        if launched.chain_slots is not None:
-            unused = torch.cat((unused, launched.chain_slots))
+        unused = torch.cat((launched.slots.rows[torch.from_numpy(~accepted)], launched.slots.chain))
         if len(unused):
             g_infer_context.req_manager.mem_manager.free(unused)
-
-    # ---- requests whose drafter rested ------------------------------------------------------------------------
-
-    def _rewarm(self, reqs: list[Any]) -> list[Any]:
-        """Where drafts are wanted again, send requests that the drafter lost sight of back to prefill.
-
-        Their KV is given up from where the drafter's ends; LightLLM then prefills that part, target and drafter, as it
-        does for a request that resumes. One chunk of prefill per round at most.
-
-        Returns:
-            The requests that decode in this round.
-        """
-        table = self.requests
-        if not self._wants_drafts:
-            return reqs
-        cold = [req for req in reqs if table.cold_from[req.req_idx] >= 0]
-        room, sent = int(self.chunked_prefill_size), set()
-        for req in cold:
-            start = int(table.cold_from[req.req_idx])
-            if req.cur_kv_len - start > room:
-                continue
-            room -= req.cur_kv_len - start
-            held = g_infer_context.req_manager.req_to_token_indexs[req.req_idx, start : req.cur_kv_len]
-            g_infer_context.req_manager.mem_manager.free(held.cpu())
-            req.cur_kv_len = start
-            if self.is_master_in_dp:
-                req.shm_req.shm_cur_kv_len = start
-            table.drafts[req.req_idx] = 0
-            sent.add(req.req_id)
-        return [req for req in reqs if req.req_id not in sent] if sent else reqs
 
     # ---- ranks ------------------------------------------------------------------------------------------------
 

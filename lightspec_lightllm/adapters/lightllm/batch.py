@@ -96,11 +96,15 @@ class RequestTable:
             position_delta=self._position_delta[req_idx],
         )
 
+    def is_cold(self, req: Any) -> bool:
+        """Whether the drafter's KV of a request has a hole."""
+        return bool(self.cold_from[req.req_idx] >= 0)
+
     def mark_cold(self, batch: DecodeBatch) -> None:
         """The drafter is not run for this batch: from here on its KV cache has a hole, so what it would propose for
         these requests is worth nothing until they are prefilled again (see `DynamicMtpMixin._rewarm`)."""
-        warm = batch.req_idx[self.cold_from[batch.req_idx] < 0]
-        self.cold_from[warm] = batch.seq_len[self.cold_from[batch.req_idx] < 0] - 1
+        warm = self.cold_from[batch.req_idx] < 0
+        self.cold_from[batch.req_idx[warm]] = batch.seq_len[warm] - 1
 
 
 def _position_delta(multimodal: Any) -> int:

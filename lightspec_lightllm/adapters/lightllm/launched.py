@@ -8,32 +8,87 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightllm.common.basemodel.batch_objs import ModelInput
 from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch
 from lightspec_lightllm.adapters.lightllm.planning import PlannedRound
+from lightspec_lightllm.adapters.lightllm.sampling import SampledRows
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceBatch:
+    """A `DecodeBatch` on the device: int32[N] each."""
+
+    req_idx: torch.Tensor
+    seq_len: torch.Tensor
+    drafts: torch.Tensor
+    position_delta: torch.Tensor
+
+    @classmethod
+    def upload(cls, batch: DecodeBatch) -> DeviceBatch:
+        """In one copy, on the current stream."""
+        num_requests = len(batch.reqs)
+        pinned = g_pin_mem_manager.alloc_pin_tensor("lightspec_batch", 4 * num_requests, torch.int32)
+        table = pinned.numpy().reshape(4, num_requests)
+        table[0], table[1], table[2], table[3] = batch.req_idx, batch.seq_len, batch.drafts, batch.position_delta
+        return cls(*pinned.cuda(non_blocking=True).view(4, num_requests).unbind(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReservedSlots:
+    """Token slots of a round, int32 on the CPU.
+
+    Attributes:
+        rows: B, of the target's rows; those of rejected rows go back.
+        chain: of drafted tokens; all of them go back.
+        runs_drafter: whether the drafter runs in this round.
+    """
+
+    rows: torch.Tensor
+    chain: torch.Tensor
+    runs_drafter: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetRound:
+    """What the target made of the rows; on the device, not waited for.
+
+    Attributes:
+        model_input: of B rows.
+        hidden: float[B, H], last hidden states.
+        sampled: the token of each row.
+        ranks: int32[B], of these tokens among all, where LightLLM wants them.
+        accept_len: int32[N], at least 1.
+        accepted: int32[B], 1 where the row's token is committed.
+    """
+
+    model_input: ModelInput
+    hidden: torch.Tensor
+    sampled: SampledRows
+    ranks: torch.Tensor
+    accept_len: torch.Tensor
+    accepted: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchedRound:
     """What a launched round still owes the CPU; tensors are pinned copies that are on their way.
 
     Attributes:
         planned: the round's plan and batch.
-        slots: int32[B] on the CPU, token slots of the target's rows.
-        chain_slots: int32[C], token slots of drafted tokens, all of which go back.
+        slots: its token slots.
         num_rows: int32[N], rows of each request.
         accept_len: int32[N].
-        accepted: int32[B], 1 where a row's token is committed.
+        accepted: int32[B].
         tokens: ids, log-probabilities and ranks of the sampled tokens, each of B.
         confidence: float32[N, K] or None.
-        verified: event after which ``num_rows``, ``accept_len`` and ``accepted`` are there.
+        verified: event after which ``num_rows``, ``accept_len``, ``accepted`` and ``confidence`` are there.
         done: event after which everything is.
     """
 
     planned: PlannedRound
-    slots: torch.Tensor
-    chain_slots: torch.Tensor | None
+    slots: ReservedSlots
     num_rows: torch.Tensor
     accept_len: torch.Tensor
     accepted: torch.Tensor
@@ -41,15 +96,6 @@ class LaunchedRound:
     confidence: torch.Tensor | None
     verified: Any
     done: Any
-
-
-def upload(batch: DecodeBatch) -> torch.Tensor:
-    """int32[4 N], pinned: what the device must know of the batch, in one copy."""
-    num_requests = len(batch.reqs)
-    pinned: torch.Tensor = g_pin_mem_manager.alloc_pin_tensor("lightspec_batch", 4 * num_requests, torch.int32)
-    table = pinned.numpy().reshape(4, num_requests)
-    table[0], table[1], table[2], table[3] = batch.req_idx, batch.seq_len, batch.drafts, batch.position_delta
-    return pinned
 
 
 def probabilities(confidence: npt.NDArray[np.float32], batch: DecodeBatch) -> npt.NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch
 from lightspec_lightllm.adapters.lightllm.metrics import Reporter, RoundReport
@@ -75,7 +76,9 @@ class RoundPlanner:
         return PlannedRound(plan, batch, time.perf_counter() - began)
 
     def begin(self, round_: PlannedRound) -> None:
-        """A round is being launched: it ends the one before it."""
+        """A round is being launched on the current stream: it ends the one before it."""
+        round_.started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        round_.started.record()
         if self._finished is not None:
             self._finished.ended = round_.started
 

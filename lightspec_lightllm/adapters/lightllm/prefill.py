@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from lightllm.common.basemodel.batch_objs import ModelInput, ModelOutput
 from lightllm.common.basemodel.triton_kernel.gather_token_id import scatter_token
+from lightllm.server.router.model_infer.infer_batch import g_infer_context
 from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
 from lightspec_lightllm.adapters.lightllm.batch import RequestTable
@@ -27,6 +28,7 @@ class DynamicPrefillMixin:
         drafter: proposes tokens.
         planner: plans rounds.
         log_probs: float32[R, 16], the drafter's log-probability of each waiting draft, given those before it.
+        rewarm_tokens: tokens that the next round may send back to prefill, see `_rewarm`.
         scores: float32[R, 16], the same summed up from the first draft: what rows are selected by.
     """
 
@@ -36,12 +38,14 @@ class DynamicPrefillMixin:
     planner: RoundPlanner
     log_probs: torch.Tensor
     scores: torch.Tensor
+    rewarm_tokens: int
 
     # LightLLM's
     model: Any
     draft_models: list[Any]
     chunked_prefill_size: int
     disable_chunked_prefill: bool
+    is_master_in_dp: bool
     _get_next_token_ranks: Any
     _async_copy_next_token_infos_to_pin_mem: Any
 
@@ -114,6 +118,34 @@ class DynamicPrefillMixin:
         manager.req_to_next_token_ids[at, 1 : 1 + steps] = proposal.tokens
         self.log_probs[at, :steps] = proposal.log_probs
         self.scores[at, :steps] = proposal.log_probs.cumsum(dim=1)
+
+    def _rewarm(self, reqs: list[Any]) -> list[Any]:
+        """Where drafts are wanted again, send requests that the drafter lost sight of back to prefill.
+
+        Their KV is given up from where the drafter's ends; LightLLM then prefills that part, target and drafter, as it
+        does for a request that resumes: the shortest parts first, one chunk of prefill per round.
+
+        Returns:
+            The requests that decode in this round.
+        """
+        table, room = self.requests, self.rewarm_tokens
+        sent: set[int] = set()
+        if not room:
+            return reqs
+        holes = [(req.cur_kv_len - int(table.cold_from[req.req_idx]), req) for req in reqs if table.is_cold(req)]
+        for hole, req in sorted(holes, key=lambda pair: pair[0]):
+            if hole > room and sent:
+                break
+            room -= hole
+            start = req.cur_kv_len - hole
+            held = g_infer_context.req_manager.req_to_token_indexs[req.req_idx, start : req.cur_kv_len]
+            g_infer_context.req_manager.mem_manager.free(held.cpu())
+            req.cur_kv_len = start
+            if self.is_master_in_dp:
+                req.shm_req.shm_cur_kv_len = start
+            table.drafts[req.req_idx] = 0
+            sent.add(req.req_id)
+        return [req for req in reqs if req.req_id not in sent] if sent else reqs
 
 
 def _tokens_after(reqs: list[Any], width: int, *, whole: bool) -> npt.NDArray[np.int64]:

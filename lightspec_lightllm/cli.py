@@ -203,7 +203,7 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
     )
     config = resolve(arguments)
     for arm in options.arms:
-        check_strategy(arm, config.planner.max_draft_steps, key="--arms")
+        check_strategy(arm, config.planner, key="--arms")
 
     from lightspec_lightllm.bench.command import run_bench
 
@@ -257,7 +257,7 @@ def generate(arguments: argparse.Namespace) -> int:
     }
     params = dataclasses.replace(config.sampling, **{name: v for name, v in flags.items() if v is not None})
     strategy = arguments.strategy or config.planner.strategy
-    check_strategy(strategy, config.planner.max_draft_steps, key="--strategy")
+    check_strategy(strategy, config.planner, key="--strategy")
 
     from lightspec_lightllm.bench.generate import run_generate
 

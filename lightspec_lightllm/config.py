@@ -19,11 +19,13 @@ from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
+from lightspec_lightllm.planner.strategies import BUILT_IN, StrategyChoice, check_options, read_choice
+from lightspec_lightllm.plugins import InstalledStrategies
 
 T = TypeVar("T")
 
 STRATEGIES = ("lightspec", "mean-ema", "dspark", "off")
-"""Strategies without an argument; ``fixed:K`` has one."""
+"""Built-in strategies that a name says all of; ``fixed:K`` has an argument, ``hybrid`` needs options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,52 @@ class PlannerConfig:
 
     Attributes:
         strategy: ``lightspec`` (dynamic), ``fixed:K`` (K draft steps, all verified, every round) or ``off``; to compare
-            with, ``mean-ema`` (the published recipe of running means) and ``dspark`` (capacity from confidence).
+            with, ``mean-ema`` (the published recipe of running means) and ``dspark`` (capacity from confidence); or a
+            name in ``strategies``, or one that an installed package registers.
         max_draft_steps: K, the most drafts per request and round, 1 to 15.
         options: parameters of the ``lightspec`` strategy.
+        strategies: strategies of one's own by name: another one with its options, or several of them combined.
     """
 
     strategy: str = "lightspec"
     max_draft_steps: int = MAX_DRAFT_STEPS
     options: PlannerOptions = field(default_factory=PlannerOptions)
+    strategies: dict[str, StrategyChoice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_draft_steps <= MAX_DRAFT_STEPS:
             raise ConfigError(f"planner.max_draft_steps: expected 1 to {MAX_DRAFT_STEPS}, got {self.max_draft_steps}")
-        check_strategy(self.strategy, self.max_draft_steps, key="planner.strategy")
+        for name in self.strategies:
+            if name in BUILT_IN or not re.fullmatch(r"[\w.+-]+", name):
+                raise ConfigError(
+                    f"planner.strategies.{name}: expected a name of letters, digits and . _ + - that no built-in "
+                    f"strategy has ({', '.join(BUILT_IN)})"
+                )
+            check_strategy(name, self, key=f"planner.strategies.{name}")
+        check_strategy(self.strategy, self, key="planner.strategy")
+
+    def resolve(self, strategy: str) -> StrategyChoice:
+        """What a name stands for: names in ``strategies`` are replaced, also inside a hybrid, and options filled in.
+
+        Raises:
+            ConfigError: a strategy is made of itself, or something in its place is none.
+        """
+        return self._resolve(StrategyChoice(strategy), ())
+
+    def _resolve(self, choice: StrategyChoice, within: tuple[str, ...]) -> StrategyChoice:
+        name = choice.strategy
+        if name in within:
+            raise ConfigError(f"strategy {name!r} is made of itself: {' -> '.join((*within, name))}")
+        if name in self.strategies:
+            base = self._resolve(self.strategies[name], (*within, name))
+            return StrategyChoice(base.strategy, base.options | choice.options)
+        options = choice.options
+        if name == "lightspec":
+            options = dataclasses.asdict(self.options) | options
+        parts = options.get("planners")
+        if name == "hybrid" and isinstance(parts, list | tuple):
+            options = options | {"planners": [self._resolve(read_choice(part), within) for part in parts]}
+        return StrategyChoice(name, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +126,24 @@ class Config:
             )
 
 
-def check_strategy(strategy: str, max_draft_steps: int, *, key: str) -> None:
-    """Raises ConfigError, naming ``key``, unless it is one of `STRATEGIES` or ``fixed:K`` with a K in range."""
+def check_strategy(strategy: str, planner: PlannerConfig, *, key: str) -> None:
+    """Raises ConfigError, naming ``key``, unless it is a strategy that `PlannerConfig.resolve` makes sense of."""
     if strategy in STRATEGIES:
         return
-    match = re.fullmatch(r"fixed:(-?\d+)", strategy)
-    if match is None:
-        names = ", ".join(STRATEGIES)
-        raise ConfigError(f"{key}: expected {names} or fixed:K (such as fixed:3), got {strategy!r}")
-    if not 1 <= int(match[1]) <= max_draft_steps:
-        raise ConfigError(f"{key}: the steps of {strategy!r} must be 1 to {max_draft_steps}; off runs without drafts")
+    match, most = re.fullmatch(r"fixed:(-?\d+)", strategy), planner.max_draft_steps
+    if match is not None and not 1 <= int(match[1]) <= most:
+        raise ConfigError(f"{key}: the steps of {strategy!r} must be 1 to {most}; off runs without drafts")
+    installed = InstalledStrategies()
+    if match is None and strategy not in planner.strategies and strategy not in installed:
+        names = ", ".join([*STRATEGIES, *planner.strategies, *sorted(installed)])
+        raise ConfigError(
+            f"{key}: expected {names} or fixed:K (such as fixed:3), got {strategy!r}; "
+            "planner.strategies takes options and combines strategies"
+        )
+    try:
+        check_options(planner.resolve(strategy), most, installed)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def load_config(path: Path) -> Config:

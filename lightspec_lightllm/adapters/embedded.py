@@ -17,6 +17,7 @@ from lightspec_lightllm.drafters import Drafter, make_drafter
 from lightspec_lightllm.engine import Engine, SamplingParams, Sequence, load_model
 from lightspec_lightllm.engine.fetch import ProgressListener
 from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Planner, make_planner
+from lightspec_lightllm.plugins import InstalledStrategies
 
 
 class EmbeddedHost:
@@ -158,7 +159,12 @@ class EmbeddedRuntime:
     def planner(self, strategy: str, **options: Any) -> Planner:
         """A fresh planner for this drafter and these costs."""
         return make_planner(
-            strategy, self.costs, max_draft_steps=self.max_draft_steps, drafter=self.drafter_kind, **options
+            strategy,
+            self.costs,
+            max_draft_steps=self.max_draft_steps,
+            drafter=self.drafter_kind,
+            registered=InstalledStrategies(),
+            **options,
         )
 
     def round(self, strategy: str = "lightspec", **options: Any) -> Round:

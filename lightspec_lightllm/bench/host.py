@@ -1,6 +1,5 @@
 """The embedded runtime as an experiment's host."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,8 +65,8 @@ class EmbeddedHost:
         return self.runtime.submit(prompt, params)
 
     def rounds(self, arm: str, /) -> Stepper:
-        options = dataclasses.asdict(self.config.planner.options) if arm == "lightspec" else {}
-        return self.runtime.round(arm, **options)
+        choice = self.config.planner.resolve(arm)
+        return self.runtime.round(choice.strategy, **choice.options)
 
     @property
     def costs(self) -> CostModel:

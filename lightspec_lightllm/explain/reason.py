@@ -12,9 +12,10 @@ import numpy as np
 from lightspec_lightllm.decode import RoundRecord
 from lightspec_lightllm.planner import CostModel, Planner
 from lightspec_lightllm.planner.costs import draft_terms
+from lightspec_lightllm.planner.fixed import FixedPlanner
 from lightspec_lightllm.planner.gain import GainCurve
+from lightspec_lightllm.planner.hybrid import HybridPlanner
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
-from lightspec_lightllm.planner.strategies import FixedPlanner
 from lightspec_lightllm.planner.types import FloatArray
 
 
@@ -33,6 +34,8 @@ class PlanReason:
 
 def reason_of(planner: Planner, record: RoundRecord) -> PlanReason:
     """The reason of the plan that the planner made last; changes nothing that plans depend on."""
+    if isinstance(planner, HybridPlanner) and (part := planner.planner_of(record.plan)) is not None:
+        return reason_of(part, record)
     if isinstance(planner, FixedPlanner):
         steps = "Never drafts." if planner.steps == 0 else f"Always {planner.steps}, by configuration."
         return PlanReason("Fixed: every waiting draft has a row." if planner.steps else "One row per request.", steps)

@@ -3,8 +3,8 @@
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
-from lightspec_lightllm.planner.strategies import Planner, make_planner
-from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, PlannerCounters, RoundFeedback
+from lightspec_lightllm.planner.strategies import StrategyChoice, StrategyFactory, make_planner
+from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, Planner, PlannerCounters, RoundFeedback
 
 __all__ = [
     "MAX_DRAFT_STEPS",
@@ -17,5 +17,7 @@ __all__ = [
     "PlannerCounters",
     "PlannerOptions",
     "RoundFeedback",
+    "StrategyChoice",
+    "StrategyFactory",
     "make_planner",
 ]

@@ -1,10 +1,16 @@
-"""The knobs of the ``lightspec`` strategy. Every one of them is a YAML key under ``planner.options``."""
+"""The knobs of the ``lightspec`` strategy, and how the options of any strategy are read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from typing import Any, TypeVar, get_type_hints
 
 from lightspec_lightllm.errors import ConfigError
+
+T = TypeVar("T")
 
 MAX_DRAFT_STEPS = 15
 """The largest K: a request's rows must fit the 16 that LightLLM's verification kernels take."""
@@ -53,6 +59,48 @@ class PlannerOptions:
         for name, good in checks.items():
             if not good:
                 default = next(f.default for f in fields(self) if f.name == name)
-                raise ConfigError(
-                    f"planner.options.{name}: {getattr(self, name)!r} is out of range; the default is {default!r}"
-                )
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is out of range; the default is {default!r}")
+
+
+def read_options(owner: type[T], options: Mapping[str, Any]) -> T:
+    """Options as a dataclass, whose fields are the names and types that there are.
+
+    Raises:
+        ConfigError: a name is unknown or missing, or a value is of the wrong type or out of range.
+    """
+    kinds = get_type_hints(owner)
+    for name, value in options.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(str(name), kinds, n=1)
+            there = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds) or 'no options'}"
+            raise ConfigError(f"{name} is not an option; {there}")
+        wanted = _TYPES.get(kinds[name])
+        if wanted is not None and not _is_of(value, kinds[name]):
+            raise ConfigError(f"{name}: expected {wanted}, got {value!r} ({type(value).__name__})")
+    required = [f.name for f in fields(owner) if f.default is MISSING]  # type: ignore[arg-type]
+    if missing := [name for name in required if name not in options]:
+        raise ConfigError(f"{missing[0]}: expected a value, the option is missing")
+    return owner(**{name: _in_order(value) for name, value in options.items()})
+
+
+_TYPES: dict[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    tuple[Any, ...]: "a list",
+    tuple[float, ...]: "a list of numbers",
+}
+
+
+def _is_of(value: object, kind: object) -> bool:
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real)
+    if not isinstance(value, list | tuple):
+        return False
+    return kind != tuple[float, ...] or all(_is_of(part, float) for part in value)
+
+
+def _in_order(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

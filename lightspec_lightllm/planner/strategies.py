@@ -1,150 +1,237 @@
-"""Planners by name."""
+"""Planners by name: the ones that are built in, and those that others register."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, get_args
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from lightspec_lightllm.errors import ConfigError, PlanError
+from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner.costs import CostModel
 from lightspec_lightllm.planner.dspark import DsparkPlanner
+from lightspec_lightllm.planner.fixed import FixedOptions, FixedPlanner
+from lightspec_lightllm.planner.hybrid import HybridOptions, HybridPlanner
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
 from lightspec_lightllm.planner.mean_ema import MeanEmaPlanner
-from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions
-from lightspec_lightllm.planner.types import BatchView, DrafterKind, Plan, PlannerCounters, RoundFeedback
+from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS, PlannerOptions, read_options
+from lightspec_lightllm.planner.types import DrafterKind, Planner
 
 
-class Planner(Protocol):
-    """What every strategy offers. Deterministic: the same views and feedbacks give the same plans on every rank."""
+class StrategyFactory(Protocol):
+    """Makes planners of a strategy that is not built in.
 
-    max_draft_steps: int
-    counters: PlannerCounters
-
-    def plan(self, view: BatchView) -> Plan:
-        """Choose the verify budget of this round and the draft steps for the next."""
-
-    def observe(self, feedback: RoundFeedback) -> None:
-        """Learn from a round that ran."""
-
-
-class FixedPlanner:
-    """Draft the same number of steps every round and verify all of them, as a server with fixed steps does.
-
-    With 0 steps this is no speculation at all.
+    It raises ConfigError for an option that it does not know or a value that it cannot use.
     """
 
-    def __init__(self, costs: CostModel, *, max_draft_steps: int, drafter: DrafterKind, steps: int) -> None:
-        if not _is_whole(steps) or not 0 <= steps <= max_draft_steps:
-            raise ConfigError(
-                f"fixed steps: expected 0..{max_draft_steps} (the largest number of draft steps), got {steps!r}"
-            )
-        self.costs = costs
-        self.max_draft_steps = max_draft_steps
-        self.drafter: DrafterKind = drafter
-        self.steps = steps
-        self.counters = PlannerCounters()
+    def __call__(
+        self, costs: CostModel, /, *, max_draft_steps: int, drafter: DrafterKind, **options: Any
+    ) -> Planner: ...
 
-    def plan(self, view: BatchView) -> Plan:
-        """All waiting drafts are verified, the same number is drafted again."""
-        proposed = np.asarray(view.proposed, dtype=np.int64)
-        if proposed.shape != (view.num_requests,):
-            raise PlanError(
-                f"proposed: expected one count per request, {view.num_requests}, got shape {proposed.shape}"
-            )
-        num_requests = view.num_requests
-        if num_requests == 0:
-            return Plan(0, 0)
-        self.counters.plans += 1
-        rows = num_requests + int(np.minimum(proposed, self.steps).sum())
-        if self.costs.max_rows is not None:
-            rows = max(num_requests, min(rows, self.costs.max_rows))
-        context = float(np.mean(view.context_tokens))
-        table_ms = self.costs.target_ms(rows, num_requests, context) + self.costs.draft_ms(
-            self.drafter, num_requests, rows, self.steps, block=self.max_draft_steps, context=context
+
+Registered = Mapping[str, StrategyFactory]
+"""Strategies that are not built in, by name. Read only when a name is not that of a built-in one."""
+
+NONE_REGISTERED: Registered = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyChoice:
+    """A strategy and what it is given.
+
+    Attributes:
+        strategy: a name, or ``fixed:3``.
+        options: by name; what there are is up to the strategy.
+    """
+
+    strategy: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Options of a strategy that has none."""
+
+
+class _Setup(NamedTuple):
+    """What every planner is made from."""
+
+    costs: CostModel
+    max_draft_steps: int
+    drafter: DrafterKind
+    registered: Registered
+
+
+def _lightspec(setup: _Setup, options: PlannerOptions) -> Planner:
+    costs, steps, drafter, _ = setup
+    return LightspecPlanner(costs, max_draft_steps=steps, drafter=drafter, options=options)
+
+
+def _fixed(setup: _Setup, options: FixedOptions) -> Planner:
+    costs, steps, drafter, _ = setup
+    return FixedPlanner(costs, max_draft_steps=steps, drafter=drafter, steps=options.steps)
+
+
+def _off(setup: _Setup, options: NoOptions) -> Planner:  # noqa: ARG001 - as all the others
+    return _fixed(setup, FixedOptions(0))
+
+
+def _mean_ema(setup: _Setup, options: NoOptions) -> Planner:  # noqa: ARG001
+    costs, steps, drafter, _ = setup
+    return MeanEmaPlanner(costs, max_draft_steps=steps, drafter=drafter)
+
+
+def _dspark(setup: _Setup, options: NoOptions) -> Planner:  # noqa: ARG001
+    costs, steps, drafter, _ = setup
+    return DsparkPlanner(costs, max_draft_steps=steps, drafter=drafter)
+
+
+def _hybrid(setup: _Setup, options: HybridOptions) -> Planner:
+    costs, steps, drafter, registered = setup
+
+    def make(part: Any) -> Planner:
+        choice = read_choice(part)
+        return make_planner(
+            choice.strategy, costs, max_draft_steps=steps, drafter=drafter, registered=registered, **choice.options
         )
-        return Plan(rows, self.steps, num_requests, proposed=proposed, table_ms=table_ms, predicted_ms=table_ms)
 
-    def observe(self, feedback: RoundFeedback) -> None:  # noqa: ARG002 - the interface's, there is nothing to learn
-        """Count the round."""
-        self.counters.observed += 1
+    planners = [make(part) for part in options.planners]
+    return HybridPlanner(costs, max_draft_steps=steps, drafter=drafter, planners=planners, options=options)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _lightspec(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
-    try:
-        parsed = PlannerOptions(**options)
-    except TypeError as error:
-        raise ConfigError(f"strategy 'lightspec': {error}; its options are the fields of PlannerOptions") from None
-    return LightspecPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter, options=parsed)
-
-
-def _fixed(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
-    if set(options) - {"steps"}:
-        raise ConfigError(f"strategy 'fixed': expected only the option 'steps', got {sorted(options)}")
-    return FixedPlanner(
-        costs, max_draft_steps=max_draft_steps, drafter=drafter, steps=options.get("steps", max_draft_steps)
-    )
-
-
-def _off(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
-    if options:
-        raise ConfigError(f"strategy 'off': expected no options, got {sorted(options)}")
-    return FixedPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter, steps=0)
-
-
-def _mean_ema(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
-    if options:
-        raise ConfigError(f"strategy 'mean-ema': expected no options, got {sorted(options)}")
-    return MeanEmaPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter)
-
-
-def _dspark(costs: CostModel, max_draft_steps: int, drafter: DrafterKind, options: dict[str, Any]) -> Planner:
-    if options:
-        raise ConfigError(f"strategy 'dspark': expected no options, got {sorted(options)}")
-    return DsparkPlanner(costs, max_draft_steps=max_draft_steps, drafter=drafter)
-
-
-_STRATEGIES: dict[str, Callable[[CostModel, int, DrafterKind, dict[str, Any]], Planner]] = {
-    "lightspec": _lightspec,
-    "mean-ema": _mean_ema,
-    "dspark": _dspark,
-    "fixed": _fixed,
-    "off": _off,
-}
+BUILT_IN: Mapping[str, tuple[type[Any], Callable[[_Setup, Any], Planner]]] = MappingProxyType(
+    {
+        "lightspec": (PlannerOptions, _lightspec),
+        "mean-ema": (NoOptions, _mean_ema),
+        "dspark": (NoOptions, _dspark),
+        "hybrid": (HybridOptions, _hybrid),
+        "fixed": (FixedOptions, _fixed),
+        "off": (NoOptions, _off),
+    }
+)
+"""The strategies that are built in: the options of each, and how it is made."""
 
 
 def make_planner(
-    strategy: str, costs: CostModel, *, max_draft_steps: int, drafter: DrafterKind = "serial", **options: Any
+    strategy: str,
+    costs: CostModel,
+    *,
+    max_draft_steps: int,
+    drafter: DrafterKind = "serial",
+    registered: Registered = NONE_REGISTERED,
+    **options: Any,
 ) -> Planner:
     """Make a planner.
 
     Args:
-        strategy: ``lightspec``, ``fixed`` (option ``steps``, or written ``fixed:3``) or ``off``; and, to compare with,
-            ``mean-ema`` and ``dspark``.
+        strategy: ``lightspec``; ``fixed`` (option ``steps``, or written ``fixed:3``) or ``off``; ``hybrid``, a switch
+            between others; to compare with, ``mean-ema`` and ``dspark``; or one that is registered.
         costs: what rounds cost.
         max_draft_steps: K, 1..15.
         drafter: how the drafter's time grows, see `costs.draft_terms`.
-        options: of the strategy; those of ``lightspec`` are the fields of `PlannerOptions`.
+        registered: strategies that are not built in.
+        options: of the strategy: the fields of `PlannerOptions`, `FixedOptions` or `HybridOptions`.
 
     Raises:
         ConfigError: an unknown strategy or option, or a value out of range.
     """
-    name, colon, argument = strategy.partition(":")
-    if name not in _STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(sorted(_STRATEGIES))}, got {strategy!r}")
-    if not _is_whole(max_draft_steps) or not 1 <= max_draft_steps <= MAX_DRAFT_STEPS:
-        raise ConfigError(f"max_draft_steps: expected 1..{MAX_DRAFT_STEPS}, got {max_draft_steps!r}")
+    name, given = _split(strategy, options, max_draft_steps)
     if drafter not in get_args(DrafterKind):
         raise ConfigError(f"drafter: expected one of {', '.join(get_args(DrafterKind))}, got {drafter!r}")
+    if name not in BUILT_IN:
+        return _registered(name, registered)(costs, max_draft_steps=max_draft_steps, drafter=drafter, **given)
+    owner, make = BUILT_IN[name]
+    with _Named(name):
+        return make(_Setup(costs, max_draft_steps, drafter, registered), read_options(owner, given))
+
+
+def check_options(choice: StrategyChoice, max_draft_steps: int, registered: Registered = NONE_REGISTERED) -> None:
+    """Check what can be told of a strategy before there are costs and a drafter.
+
+    Raises:
+        ConfigError: as `make_planner`; of a registered strategy, its options' names are checked, not their values.
+    """
+    name, given = _split(choice.strategy, choice.options, max_draft_steps)
+    if name not in BUILT_IN:
+        factory = _registered(name, registered)
+        try:
+            inspect.signature(factory).bind(None, max_draft_steps=max_draft_steps, drafter="serial", **given)
+        except TypeError as error:
+            raise ConfigError(f"strategy {name!r}: {error}") from None
+        return
+    with _Named(name):
+        options = read_options(BUILT_IN[name][0], given)
+        if isinstance(options, FixedOptions) and not 0 <= options.steps <= max_draft_steps:
+            raise ConfigError(f"steps: expected 0..{max_draft_steps}, got {options.steps}")
+        for part in options.planners if isinstance(options, HybridOptions) else ():
+            check_options(read_choice(part), max_draft_steps, registered)
+
+
+def read_choice(part: Any) -> StrategyChoice:
+    """A strategy as a name, as a mapping of ``strategy`` and ``options``, or as what this returns.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(part, StrategyChoice):
+        return part
+    if isinstance(part, str):
+        return StrategyChoice(part)
+    expected = "expected the name of a strategy, or a mapping of strategy and options"
+    if (
+        not isinstance(part, Mapping)
+        or not isinstance(part.get("strategy"), str)
+        or set(part) - {"strategy", "options"}
+    ):
+        raise ConfigError(f"{expected}, got {part!r}")
+    options = part.get("options", {})
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise ConfigError(f"options: expected a mapping of names to values, got {options!r}")
+    return StrategyChoice(part["strategy"], dict(options))
+
+
+def _split(strategy: str, options: Mapping[str, Any], max_draft_steps: int) -> tuple[str, dict[str, Any]]:
+    """The name and the options of a strategy; of ``fixed``, those that its name says or implies too."""
+    name, colon, argument = strategy.partition(":")
+    given = dict(options)
+    if not _is_count(max_draft_steps):
+        raise ConfigError(f"max_draft_steps: expected 1..{MAX_DRAFT_STEPS}, got {max_draft_steps!r}")
     if colon:
         if name != "fixed" or not argument.isdecimal():
             raise ConfigError(f"strategy: expected a name, or fixed: with a number of steps, got {strategy!r}")
-        if "steps" in options:
+        if "steps" in given:
             raise ConfigError(f"strategy: {strategy!r} says how many steps, expected no option 'steps' besides")
-        options["steps"] = int(argument)
-    return _STRATEGIES[name](costs, max_draft_steps, drafter, options)
+        given["steps"] = int(argument)
+    if name == "fixed":
+        given.setdefault("steps", max_draft_steps)
+    return name, given
+
+
+def _is_count(value: object) -> bool:
+    """Whether it is a whole number that draft steps may be."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and 1 <= int(value) <= MAX_DRAFT_STEPS
+
+
+def _registered(name: str, registered: Registered) -> StrategyFactory:
+    if name not in registered:
+        known = [*BUILT_IN, *sorted(registered)]
+        raise ConfigError(f"strategy: expected one of {', '.join(known)}, or fixed:3 for 3 steps; got {name!r}")
+    return registered[name]
+
+
+class _Named:
+    """Says in a ConfigError which strategy it is about."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"strategy {self._name!r}: {error}") from None

@@ -6,7 +6,7 @@ Shapes: ``N`` requests of the batch, ``K`` the largest number of draft steps. Ar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +101,17 @@ class RoundFeedback:
 
 @dataclass(slots=True)
 class PlannerCounters:
-    """What a planner did so far; read by metrics, never by the planner itself."""
+    """What a planner did so far; read by metrics, never by the planner itself.
+
+    Attributes:
+        plans: rounds planned.
+        observed: rounds fed back.
+        probes: rounds planned to learn rather than to gain.
+        skips: rounds planned without verifying a draft.
+        changes: changes of the workload that were detected.
+        refused_feedback: rounds whose feedback no round can have given.
+        switches: changes of the planner that plans, of a hybrid.
+    """
 
     plans: int = 0
     observed: int = 0
@@ -109,3 +119,20 @@ class PlannerCounters:
     skips: int = 0
     changes: int = 0
     refused_feedback: int = 0
+    switches: int = 0
+
+
+class Planner(Protocol):
+    """What every strategy offers. Deterministic: the same views and feedbacks give the same plans on every rank."""
+
+    max_draft_steps: int
+
+    @property
+    def counters(self) -> PlannerCounters:
+        """What it did so far."""
+
+    def plan(self, view: BatchView) -> Plan:
+        """Choose the verify budget of this round and the draft steps for the next."""
+
+    def observe(self, feedback: RoundFeedback) -> None:
+        """Learn from a round that ran."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.planner import Planner, make_planner
 from lightspec_lightllm.planner.steps import legal_steps
+from lightspec_lightllm.plugins import InstalledStrategies
 from lightspec_lightllm.simulate.host import ScenarioHost
 from lightspec_lightllm.simulate.oracles import ClairvoyantPlanner, OptimumPlanner, Setting, StaticPlanner
 from lightspec_lightllm.simulate.references import best_setting, sample_pool, solve_price
@@ -41,9 +42,7 @@ def expand(arms: Sequence[str], scenario: Scenario) -> tuple[str, ...]:
             out.append(arm)
         else:
             try:
-                make_planner(
-                    arm, scenario.tables.model(), max_draft_steps=drafter.max_draft_steps, drafter=drafter.kind
-                )
+                _planner(arm, scenario)
             except ConfigError as error:
                 raise ConfigError(f"--arms: {error}; or one of fixed, {', '.join(ORACLES)}") from None
             out.append(arm)
@@ -115,5 +114,15 @@ def make_arm(arm: str, host: ScenarioHost, references: References, seed: int) ->
         return OptimumPlanner(host, references.prices[arm, seed])
     if arm == CLAIRVOYANT:
         return ClairvoyantPlanner(host, references.prices[arm, seed])
+    return _planner(arm, scenario)
+
+
+def _planner(arm: str, scenario: Scenario) -> Planner:
     drafter = scenario.drafter
-    return make_planner(arm, scenario.tables.model(), max_draft_steps=drafter.max_draft_steps, drafter=drafter.kind)
+    return make_planner(
+        arm,
+        scenario.tables.model(),
+        max_draft_steps=drafter.max_draft_steps,
+        drafter=drafter.kind,
+        registered=InstalledStrategies(),
+    )

@@ -97,7 +97,7 @@ def test_an_arm_that_cannot_run_is_left_out_with_its_reason(
     ("flags", "message"),
     [
         (("--arms", "magic"), "--arms: strategy: expected one of"),
-        (("--arms", "fixed:9"), "--arms: fixed steps: expected 0..4"),
+        (("--arms", "fixed:9"), "--arms: strategy 'fixed': steps: expected 0..4"),
         (("--plan-time", "long"), "--plan-time: expected measured, none or microseconds"),
         (("--requests", "0"), "count: expected 1 to 4096"),
         (("--max-draft-steps", "16"), "max_draft_steps: expected 1 to 15, got 16"),

@@ -212,8 +212,7 @@ def _split(strategy: str, options: Mapping[str, Any], max_draft_steps: int) -> t
 
 def _is_count(value: object) -> bool:
     """Whether it is a whole number that draft steps may be."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole and 1 <= int(value) <= MAX_DRAFT_STEPS
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= MAX_DRAFT_STEPS
 
 
 def _registered(name: str, registered: Registered) -> StrategyFactory:

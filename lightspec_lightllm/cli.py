@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from lightspec_lightllm import __version__
 from lightspec_lightllm.bench.options import BenchOptions
+from lightspec_lightllm.client.arguments import add_arguments, hands_over
 from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_config
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
@@ -26,17 +27,14 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, 1 if a plan fails its check, 2 after an error to act on, 130 after Ctrl-C."""
+    """Runs one command. Returns 0, 1 if a check finds a problem, 2 after an error to act on, 130 after Ctrl-C."""
     started = time.perf_counter()
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.command == "bench":
             return bench(arguments, started)
-        if arguments.command == "simulate":
-            return simulate(arguments)
-        if arguments.command == "plan":
-            return plan(arguments)
-        return generate(arguments)
+        run = {"simulate": simulate, "plan": plan, "generate": generate, "doctor": doctor, "patch": patch}
+        return run[arguments.command](arguments)
     except LightspecError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_ERROR
@@ -60,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="answer one prompt, streamed"))
     _add_plan(commands.add_parser("plan", help="explain one decision of the planner"))
     _add_simulate(commands.add_parser("simulate", help="plan a simulated workload; compare arms with the optimum"))
+    _add_doctor(commands.add_parser("doctor", help="check that dynamic MTP would start on a LightLLM"))
+    _add_patch(commands.add_parser("patch", help="let LightLLM itself load this package, or undo that"))
     return parser
 
 
@@ -69,6 +69,10 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "Runs every arm on the same prompts, alternating, and prints a table; JSON and plots go to --out. "
         "Without arguments: a first look in about four minutes on two cores. For numbers to rely on, raise "
         "--num-prompts, --max-tokens and --repetitions."
+    )
+    parser.epilog = (
+        "With --url URL a running server is measured instead, and with --compare PATH PATH results are compared, both "
+        "with options of their own: see lightspec bench --url URL --help."
     )
     add = parser.add_argument
     add("--dataset", action="extend", nargs="+", metavar="NAME", help="humaneval, gsm8k, sharegpt (default: all three)")
@@ -161,6 +165,30 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("simulate-results"), metavar="DIR", help="folder for JSON and plots")
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Prints one line for each thing that dynamic MTP depends on, with the remedy where it is wrong. Needs no GPU "
+        "and imports nothing of LightLLM."
+    )
+    parser.usage = "lightspec doctor [-h] [--lightllm DIR] [-- LIGHTLLM-ARGUMENT ...]"
+    parser.add_argument(
+        "--lightllm", type=Path, metavar="DIR", help="what holds the package lightllm (default: the installed one)"
+    )
+    parser.add_argument("options", nargs="*", metavar="LIGHTLLM-ARGUMENT", help="as they are given to the server")
+
+
+def _add_patch(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "With the patch, python -m lightllm.server.api_server takes --dynamic_mtp; without it, "
+        "python -m lightspec_lightllm.api_server does. A tree that it was not made for is refused."
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--check", action="store_true", help="say whether the patch is in the tree")
+    action.add_argument("--apply", action="store_true", help="add it")
+    action.add_argument("--revert", action="store_true", help="take it out")
+    parser.add_argument("folder", type=Path, metavar="LIGHTLLM_DIR", help="what holds the package lightllm")
+
+
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="YAML; flags win over it (see configs/embedded.yaml)")
@@ -211,10 +239,47 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
     return EXIT_INTERRUPTED if experiment.interrupted else 0
 
 
+def bench_server(words: Sequence[str]) -> int:
+    parser = Parser(prog="lightspec bench")
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+
+    from lightspec_lightllm.client.command import run_command
+
+    return run_command(arguments)
+
+
 def plan(arguments: argparse.Namespace) -> int:
     from lightspec_lightllm.explain.command import run_explain
 
     return 0 if run_explain(arguments.explain, everything=arguments.all) else 1
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    from lightspec_lightllm.adapters.lightllm.doctor import examine
+
+    found = 0
+    for finding in examine(arguments.lightllm, arguments.options or None):
+        print(finding)
+        found += finding.level == "problem"
+    return 1 if found else 0
+
+
+def patch(arguments: argparse.Namespace) -> int:
+    from lightspec_lightllm.adapters.lightllm import patching
+
+    addition = patching.read_patch()
+    file = arguments.folder / addition.file
+    if arguments.check:
+        found = patching.state(arguments.folder, addition)
+        print(f"{file}: the patch {'is applied' if found == 'applied' else 'fits'}")
+    elif arguments.apply:
+        before = patching.apply(arguments.folder, addition)
+        print(f"{file}: {'applied' if before == 'absent' else 'the patch was applied already'}")
+    else:
+        before = patching.revert(arguments.folder, addition)
+        print(f"{file}: {'reverted' if before == 'applied' else 'the patch was not applied'}")
+    return 0
 
 
 def simulate(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""GSM8K: strategies against each other on grade-school maths. Takes the options of `lightspec bench`."""
+"""GSM8K: strategies against each other on grade-school maths, or with --url a running server and its answers.
+
+Takes the options of `lightspec bench`: see --help, and --url URL --help.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""HumanEval: strategies against each other on code. Takes the options of `lightspec bench`."""
+"""HumanEval: strategies against each other on code, or with --url a running server and, with --run-code, its answers.
+
+Takes the options of `lightspec bench`: see --help, and --url URL --help.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""ShareGPT, or the MT-bench questions standing in for it: chat. Takes the options of `lightspec bench`."""
+"""ShareGPT, or the MT-bench questions standing in for it: strategies against each other, or with --url a running server.
+
+Takes the options of `lightspec bench`: see --help, and --url URL --help.
+"""
 
 import sys
 

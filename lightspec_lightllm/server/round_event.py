@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from lightspec_lightllm.decode import Round, RoundRecord
 from lightspec_lightllm.explain.reason import PlanReason, reason_of
+from lightspec_lightllm.planner import CostModel, Planner
+from lightspec_lightllm.planner.lightspec import CONTEXT_STEP
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -115,6 +117,7 @@ class RoundReporter:
         self._rounds = rounds
         self._explained = float("-inf")
         self._plan_seconds = rounds.counters.plan_seconds
+        self._context = 0.0
 
     def event(self, record: RoundRecord, *, num_waiting: int, time: float) -> RoundEvent:
         """Call it once for every record, before the next step.
@@ -157,7 +160,7 @@ class RoundReporter:
             predicted_tokens=plan.predicted_tokens,
             predicted_ms=plan.predicted_ms,
             measured_ms=record.round_ms,
-            off_ms=_off_ms(planner, record),
+            off_ms=self._off_ms(planner, record),
             planner_us=planner_us,
             stage_ms=tuple(1e3 * record.seconds[stage] for stage in STAGES),
             probe=plan.probe,
@@ -170,20 +173,21 @@ class RoundReporter:
             reason=reason,
         )
 
+    def _off_ms(self, planner: Planner, record: RoundRecord) -> float:
+        """A round without speculation, by the planner's table, times what this round's prediction is corrected by.
+
+        That leaves out that a constant overhead weighs more in a shorter round, so that what speculation brings is
+        rather understated. The table is read anew where the mean context has moved, not in every round.
+        """
+        costs, plan, num_requests = getattr(planner, "costs", None), record.plan, record.num_requests
+        if not isinstance(costs, CostModel):
+            return 0.0
+        context = record.context_tokens / num_requests
+        if abs(context - self._context) > CONTEXT_STEP * self._context:
+            self._context = context
+        correction = plan.predicted_ms / plan.table_ms if plan.table_ms > 0 and plan.predicted_ms > 0 else 1.0
+        return costs.target_ms(num_requests, num_requests, self._context) * correction
+
 
 def _bins(probability: FloatArray) -> IntArray:
     return np.clip((probability * NUM_BINS).astype(np.int64), 0, NUM_BINS - 1)
-
-
-def _off_ms(planner: object, record: RoundRecord) -> float:
-    """A round without speculation, by the planner's table, times what this round's prediction is corrected by.
-
-    That leaves out that a constant overhead weighs more in a shorter round, so that what speculation brings is rather
-    understated.
-    """
-    costs, plan = getattr(planner, "costs", None), record.plan
-    if costs is None:
-        return 0.0
-    num_requests = record.num_requests
-    correction = plan.predicted_ms / plan.table_ms if plan.table_ms > 0 and plan.predicted_ms > 0 else 1.0
-    return float(costs.target_ms(num_requests, num_requests, record.context_tokens / num_requests)) * correction

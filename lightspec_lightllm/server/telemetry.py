@@ -95,8 +95,8 @@ class Telemetry:
         return self._head()[:-1] + b',"buckets":[' + buckets + b"]}"
 
     async def follow(self, after: int | None = None, *, pause: float = 0.25) -> AsyncIterator[bytes]:
-        """Server-sent events until `close`: ``hello`` (`history` without buckets) at first and when it changes, then one
-        ``bucket`` for every second from ``after`` on, its second as the event's id.
+        """Server-sent events until `close`: ``hello`` (`history` without buckets) at first and when it changes, then
+        one ``bucket`` for every second from ``after`` on, its second as the event's id.
 
         Args:
             after: the last second that the reader has; None: only those to come.

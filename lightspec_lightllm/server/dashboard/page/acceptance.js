@@ -25,7 +25,7 @@ export function positions({ total, most }, colours) {
       line(foretold, "predicted", colours.amber, "dot"),
     ],
     layout: layout(colours, {
-      showlegend: true, bargap: 0.45, margin: { l: 48, r: 12, t: 28, b: 36 },
+      showlegend: true, bargap: 0.45, margin: { l: 48, r: 16, t: 28, b: 48 },
       xaxis: axis(colours, { title: { text: "Position of the draft" }, dtick: 1, range: [0.4, most + 0.6], showgrid: false }),
       yaxis: axis(colours, { range: [0, 1.02], tickformat: ".0%", nticks: 6 }),
     }),
@@ -58,7 +58,7 @@ export function calibration({ total }, colours) {
       line(total.confidence, "drafter's confidence", colours.amber),
     ],
     layout: layout(colours, {
-      showlegend: true, margin: { l: 48, r: 12, t: 28, b: 36 },
+      showlegend: true, margin: { l: 48, r: 16, t: 28, b: 48 },
       xaxis: axis(colours, { title: { text: "Foretold" }, range: [-0.02, 1.03], tickformat: ".0%", nticks: 6 }),
       yaxis: axis(colours, { range: [-0.02, 1.05], tickformat: ".0%", nticks: 6 }),
     }),

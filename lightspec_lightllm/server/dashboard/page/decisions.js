@@ -22,7 +22,7 @@ export function decisionMap({ total, most }, colours) {
   let note = "No rounds in the time shown.";
   if (best) {
     const [half, d] = best[0].split(",").map(Number);
-    note = `Most often, in ${percent(best[1] / total.rounds)} of ${number(total.rounds, 0)} rounds: `
+    note = `${percent(best[1] / total.rounds)} of ${number(total.rounds, 0)} rounds: `
       + `about ${half / 2} ${half === 2 ? "row" : "rows"} per request, ${d} draft ${d === 1 ? "step" : "steps"}.`;
   }
   return {
@@ -85,13 +85,13 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
         { trace: { hovertemplate: "%{customdata}<br>%{y} waiting<extra></extra>" }, line: { shape: "hv", dash: "dot" } }),
     ],
     layout: layout(colours, {
-      margin: { l: 36, r: 12, t: 20, b: 32 },
+      margin: { l: 36, r: 22, t: 20, b: 32 },
       xaxis: axis(colours, {
         range: [-seconds, 0], anchor: "y3", showgrid: false, tickvals: [...marks.map((mark) => -mark), 0],
         ticktext: [...marks.map((mark) => (seconds <= 60 ? `−${mark} s` : `−${mark / 60} min`)), ago(0)],
       }),
-      yaxis: strip([0.68, 1], { range: [0.75, 1.25 + most] }),
-      yaxis2: strip([0.32, 0.6], { range: [-0.5, 0.5 + most] }),
+      yaxis: strip([0.68, 1], { dtick: Math.ceil(most / 4), tick0: 1, range: [0.75, 1.25 + most] }),
+      yaxis2: strip([0.32, 0.6], { dtick: Math.ceil(most / 4), range: [-0.5, 0.5 + most] }),
       yaxis3: strip([0, 0.24], { rangemode: "tozero", range: [0, Math.max(1, ...last("running"), ...last("waiting")) * 1.15], tickformat: "d" }),
       annotations: [
         label("Verify rows per request", 1), label("Draft steps", 0.6),

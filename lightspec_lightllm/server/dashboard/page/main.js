@@ -59,7 +59,7 @@ function showState() {
       + (feed.heard ? `; shown is what it told until ${feed.heard.toLocaleTimeString("en-GB")}.` : "."));
   }
   if (feed.state === "live" && feed.notice) lines.push(feed.notice);
-  if (feed.state === "live" && feed.buckets.at(-1)?.fallback) {
+  if (feed.state === "live" && feed.buckets.findLast(({ rounds }) => rounds > 0)?.fallback) {
     lines.push("Planning has failed: requests are served on with a fixed number of draft steps. The server's log says why.");
   }
   const text = lines.join(" ");

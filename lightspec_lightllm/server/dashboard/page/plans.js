@@ -35,8 +35,7 @@ function row(plan) {
   }
   made.append(
     cell("Time", clock(plan.time)),
-    cell("Requests", number(plan.requests, 0)),
-    cell("Verify rows", number(plan.rows, 0), `${number(per, 1)} per request`),
+    cell("Verify rows", number(plan.rows, 0), `${number(per, 1)} × ${plan.requests} ${plan.requests === 1 ? "request" : "requests"}`),
     cell("Draft steps", number(plan.steps, 0)),
     cell("Tokens", number(plan.committed, 0), plan.predicted_tokens ? `${number(plan.predicted_tokens, 1)} expected` : ""),
     cell("Round", milliseconds(plan.measured_ms), plan.predicted_ms ? `${milliseconds(plan.predicted_ms)} expected` : ""),
@@ -57,7 +56,7 @@ export function makePlans(table) {
     body.replaceChildren(...plans.map(row));
     if (!plans.length) {
       const none = document.createElement("td");
-      none.colSpan = 7;
+      none.colSpan = 6;
       none.className = "muted";
       none.textContent = "No plan in the time shown.";
       const only = document.createElement("tr");

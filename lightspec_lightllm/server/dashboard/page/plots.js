@@ -15,7 +15,7 @@ export function axis(colours, more = {}) {
 export function layout(colours, more = {}) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "closest",
-    margin: { l: 44, r: 12, t: 8, b: 36 }, showlegend: false,
+    margin: { l: 44, r: 12, t: 8, b: 48 }, showlegend: false,
     font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", color: colours.text, size: 12 },
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.text } },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: colours.muted } },

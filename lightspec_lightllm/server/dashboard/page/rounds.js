@@ -64,9 +64,10 @@ export function stageFigures({ total }) {
 /** Dots on a diagonal: what a round was expected to take, and what it took. */
 export function prediction({ total }, colours) {
   const points = total.points.slice(-MAX_DOTS);
-  const times = points.flatMap(([predicted, measured]) => [predicted, measured]);
-  const low = 0.9 * Math.min(...times, Infinity);
-  const high = 1.08 * Math.max(...times, 0);
+  const times = points.flatMap(([predicted, measured]) => [predicted, measured]).sort((a, b) => a - b);
+  const low = 0.9 * times[0];
+  const high = 1.15 * times[Math.floor(0.985 * times.length)]; // a round that was held up must not dwarf the others
+  const beyond = points.filter(([predicted, measured]) => Math.max(predicted, measured) > high).length;
   const limits = points.length ? [low, high] : [0, 1];
   return {
     traces: [
@@ -83,6 +84,7 @@ export function prediction({ total }, colours) {
     }),
     note: total.timed
       ? `Off by ${percent(total.error / total.timed, 1)} on average; in sum, measured is ${percent(ratio(total.measured_ms, total.predicted_ms))} of predicted.`
+        + (beyond ? ` ${beyond} of ${points.length} dots lie beyond.` : "")
       : "No rounds in the time shown.",
   };
 }

@@ -1,22 +1,22 @@
 // The figures at the top, each with its course over the time shown.
 
 import { ratio, slices, speedup, sum } from "./sums.js";
-import { figures, milliseconds, number, percent } from "./words.js";
+import { count, figures, milliseconds, number, percent } from "./words.js";
 
 const NOW_SECONDS = 5; // rates "now" are over so many seconds: a slow round may span more than one
 
 const TILES = [
-  { name: "Tokens per second", value: ({ now }) => figures(now.rate), note: ({ rate }) => `${figures(rate)} over the time shown`,
+  { name: "Tokens per second", value: ({ now }) => figures(now.rate), note: ({ rate }) => `${figures(rate)} on average`,
     course: (part, seconds) => part.committed / seconds },
-  { name: "Accept length", value: ({ total }) => number(ratio(total.accepted + total.requests, total.requests)), note: () => "tokens per request and round",
+  { name: "Accept length", value: ({ total }) => number(ratio(total.accepted + total.requests, total.requests)), note: () => "per request and round",
     course: (part) => ratio(part.accepted + part.requests, part.requests) },
-  { name: "Accepted / verified", value: ({ total }) => percent(ratio(total.accepted, total.verified)), note: ({ total }) => `of ${number(total.verified, 0)} drafts with a row`,
+  { name: "Accepted / verified", value: ({ total }) => percent(ratio(total.accepted, total.verified)), note: ({ total }) => `of ${count(total.verified)} with a row`,
     course: (part) => ratio(part.accepted, part.verified) },
-  { name: "Accepted / drafted", value: ({ total }) => percent(ratio(total.accepted, total.drafted)), note: ({ total }) => `of ${number(total.drafted, 0)} drafts`,
+  { name: "Accepted / drafted", value: ({ total }) => percent(ratio(total.accepted, total.drafted)), note: ({ total }) => `of ${count(total.drafted)} drafts`,
     course: (part) => ratio(part.accepted, part.drafted) },
   { name: "Running", value: ({ last }) => number(last?.running ?? 0, 0), note: ({ last }) => `${number(last?.waiting ?? 0, 0)} waiting`,
     course: (part) => ratio(part.requests, part.rounds) ?? 0 },
-  { name: "Speed-up", value: ({ total }) => (speedup(total) === null ? number(null) : `${number(speedup(total))}×`), note: () => "over no speculation, by the cost table",
+  { name: "Speed-up", value: ({ total }) => (speedup(total) === null ? number(null) : `${number(speedup(total))}×`), note: () => "estimate, by the cost table",
     course: (part) => speedup(part) },
   { name: "Round", value: ({ total }) => milliseconds(ratio(total.measured_ms, total.rounds)), note: ({ total }) => `${number(ratio(total.rounds, total.seconds), 1)} a second`,
     course: (part) => ratio(part.measured_ms, part.rounds) },

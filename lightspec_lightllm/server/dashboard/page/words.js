@@ -15,7 +15,7 @@ export function figures(value) {
 }
 
 export const percent = (share, digits = 0) =>
-  share === null || !Number.isFinite(share) ? NONE : `${number(100 * share, digits)} %`;
+  share === null || !Number.isFinite(share) ? NONE : `${number(100 * share, digits)}%`;
 
 /** 1234567 as 1.2M. */
 export const count = (value) => new Intl.NumberFormat("en", { notation: "compact" }).format(value);

@@ -1,4 +1,4 @@
-"""ShareGPT, or the MT-bench questions standing in for it: strategies against each other, or with --url a running server.
+"""ShareGPT, or the MT-bench questions in its place: strategies against each other, or with --url a running server.
 
 Takes the options of `lightspec bench`: see --help, and --url URL --help.
 """

@@ -29,8 +29,11 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 1 if a check finds a problem, 2 after an error to act on, 130 after Ctrl-C."""
     started = time.perf_counter()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = build_parser().parse_args(argv)
+        if words[:1] == ["bench"] and hands_over(words):
+            return bench_server(words[1:])
+        arguments = build_parser().parse_args(words)
         if arguments.command == "bench":
             return bench(arguments, started)
         run = {"simulate": simulate, "plan": plan, "generate": generate, "doctor": doctor, "patch": patch}

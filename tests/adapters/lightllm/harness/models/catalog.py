@@ -1,0 +1,78 @@
+"""Models on disk, each a folder that LightLLM and transformers read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from tests.adapters.lightllm.harness.models import deepseek, mistral
+from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE
+from tests.adapters.lightllm.harness.models.mistral import Weights
+
+
+@dataclass(frozen=True)
+class Models:
+    """Where written models are. Names of drafters: see the package's docstring."""
+
+    folder: Path
+
+    def target(self, family: str, kind: str) -> str:
+        """``family``: "mistral" (drafters without attention) or "deepseek" (with); ``kind``: "mixed" or "cycle"."""
+        return self._existing(f"{family}-{kind}")
+
+    def drafter(self, family: str, kind: str) -> str:
+        """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"."""
+        same = {"always": "copy", "half": "copy", "never": "opposite"}
+        return self._existing(f"{family}-draft-{same.get(kind, kind)}")
+
+    def _existing(self, name: str) -> str:
+        path = self.folder / name
+        if not path.is_dir():
+            known = ", ".join(sorted(each.name for each in self.folder.iterdir()))
+            raise ValueError(f"no model {name} in {self.folder}; there are {known}")
+        return str(path)
+
+
+def write_models(folder: Path) -> Models:
+    """Write all of them, some 3 MB. Equal bytes every time."""
+    for name, module, draft_config in (
+        ("mistral", mistral, mistral.CONFIG),
+        ("deepseek", deepseek, deepseek.DRAFT_CONFIG),
+    ):
+        for kind in ("mixed", "cycle"):
+            save(folder / f"{name}-{kind}", module.CONFIG, module.target(kind))
+            save_tokenizer(folder / f"{name}-{kind}")
+        for draft in ("copy", "opposite", "random"):
+            save(folder / f"{name}-draft-{draft}", draft_config, module.drafter(draft))
+    return Models(folder)
+
+
+def save(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of whole words: the text "t5 t9" is the ids 5, 9."""
+    special = {0: "<unk>", 1: "<s>", 2: "</s>"}
+    words = {special.get(token, f"t{token}"): token for token in range(VOCAB_SIZE)}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**options, **names}))

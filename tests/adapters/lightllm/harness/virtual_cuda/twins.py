@@ -1,0 +1,260 @@
+"""LightLLM's model kernels as plain torch: what attention, norms and copies compute, without an interpreter.
+
+A kernel in the interpreter takes 10 to 200 ms, its twin here less than 0.1 ms, so a run takes seconds instead of
+minutes. Only kernels of the model's forward and of its inputs have twins; verification, scattering of drafts,
+sampling penalties of the host and this package's own kernels run as they are. Parameters have the kernels' names.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KERNELS = "lightllm.common.basemodel.triton_kernel."
+
+
+def embedding(*, weight: Tensor, input_ids: Tensor, out: Tensor, vob_start_id: int, vob_end_id: int, **_: Any) -> None:
+    ours = (input_ids >= vob_start_id) & (input_ids < vob_end_id)
+    rows = weight[torch.where(ours, input_ids - vob_start_id, 0).long()]
+    out.copy_(torch.where(ours[:, None], rows, 0))
+
+
+def rms_norm(*, X: Tensor, Y: Tensor, W: Tensor | None, N: int, eps: float, **_: Any) -> None:
+    x = X[:, :N].float()
+    x_hat = x * (1 / torch.sqrt((x * x).sum(-1, keepdim=True) / N + eps))
+    Y[:, :N] = x_hat if W is None else x_hat * W
+
+
+def silu_and_mul(
+    *,
+    input_ptr: Tensor,
+    output_ptr: Tensor,
+    size_n: int,
+    layout: str,
+    USE_LIMIT_AND_ALPHA: bool,
+    USE_TANH_APPROXIMATE_GELU: bool,
+    **_: Any,
+) -> None:
+    assert layout == "blocked", f"the twin of silu_and_mul knows the layout blocked, got {layout}"
+    assert not USE_LIMIT_AND_ALPHA, "the twin of silu_and_mul clamps nothing"
+    assert not USE_TANH_APPROXIMATE_GELU, "the twin of silu_and_mul computes no GELU"
+    gate, up = input_ptr[:, :size_n], input_ptr[:, size_n : 2 * size_n]
+    output_ptr.copy_(up * (gate / (1 + torch.exp(-gate))))
+
+
+def rotate_halves(
+    *, Q: Tensor, K: Tensor | None, Cos: Tensor, Sin: Tensor, HAS_K: bool, BLOCK_DMODEL: int, **_: Any
+) -> None:
+    half = BLOCK_DMODEL // 2
+    cos, sin = Cos[:, None, :half], Sin[:, None, :half]
+    for x in (Q, K) if HAS_K else (Q,):
+        assert x is not None, "HAS_K without K"
+        low, high = x[..., :half].clone(), x[..., half:BLOCK_DMODEL].clone()
+        x[..., :half] = low * cos - high * sin
+        x[..., half:BLOCK_DMODEL] = low * sin + high * cos
+
+
+def rotate_pairs(*, Q: Tensor, K: Tensor, Cos: Tensor, Sin: Tensor, **_: Any) -> None:
+    cos, sin = Cos[:, None], Sin[:, None]
+    for x in (Q, K):
+        even, odd = x[..., 0::2].clone(), x[..., 1::2].clone()
+        x[..., 0::2] = even * cos - odd * sin
+        x[..., 1::2] = even * sin + odd * cos
+
+
+def store_kv(*, K: Tensor, Dest_loc: Tensor, Out: Tensor, **_: Any) -> None:
+    Out[Dest_loc.long()] = K
+
+
+def store_latent_kv(
+    *, KV_nope: Tensor, KV_rope: Tensor, Dest_loc: Tensor, O_nope: Tensor, O_rope: Tensor, **_: Any
+) -> None:
+    O_nope[Dest_loc.long()] = KV_nope
+    O_rope[Dest_loc.long()] = KV_rope
+
+
+def record_slots(
+    *, req_to_token_indexs: Tensor, b_req_idx: Tensor, b_seq_len: Tensor, memindex: Tensor, **_: Any
+) -> None:
+    req_to_token_indexs[b_req_idx.long(), b_seq_len.long() - 1] = memindex.to(req_to_token_indexs.dtype)
+
+
+def partial_attention(scores: Tensor, values: Tensor, lengths: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Attention over positions [start, stop): output ``[B, H, D]`` and log of the sum of exponentials ``[B, H]``.
+
+    ``scores``: ``[B, H, L]``, ``values``: ``[B, L, H, D]``, ``lengths``: ``[B]``; rows with no position there get NaN.
+    """
+    inside = torch.arange(start, min(stop, scores.shape[-1])) < lengths[:, None]
+    part = scores[..., start:stop].masked_fill(~inside[:, None], -math.inf)
+    log_sum = torch.logsumexp(part, -1)
+    return torch.einsum("bhl,blhd->bhd", torch.exp(part - log_sum[..., None]), values[:, start:stop]), log_sum
+
+
+def decode_attention_blocks(
+    *,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    sm_scale: float,
+    Req_to_tokens: Tensor,
+    B_req_idx: Tensor,
+    B_Seqlen: Tensor,
+    Mid_O: Tensor,
+    Mid_O_LogExpSum: Tensor,
+    gqa_group_size: int,
+    BLOCK_SEQ: int,
+    USE_SLIDING_WINDOW: bool,
+    **_: Any,
+) -> None:
+    assert not USE_SLIDING_WINDOW, "the twin of decode attention has no sliding window"
+    longest = int(B_Seqlen.max())
+    assert longest <= BLOCK_SEQ * Mid_O.shape[2], "the twin of decode attention gives each block one turn"
+    slots = Req_to_tokens[B_req_idx.long(), :longest].long()
+    slots = slots.masked_fill(torch.arange(longest) >= B_Seqlen[:, None], 0)
+    keys, values = (x[slots].repeat_interleave(gqa_group_size, 2) for x in (K, V))
+    scores = torch.einsum("bhd,blhd->bhl", Q, keys) * sm_scale
+    for block in range(math.ceil(longest / BLOCK_SEQ)):
+        out, log_sum = partial_attention(scores, values, B_Seqlen, block * BLOCK_SEQ, (block + 1) * BLOCK_SEQ)
+        used = B_Seqlen > block * BLOCK_SEQ
+        Mid_O[used, :, block] = out[used]
+        Mid_O_LogExpSum[used, :, block] = log_sum[used]
+
+
+def decode_attention_merge(
+    *, B_Seqlen: Tensor, Mid_O: Tensor, Mid_O_LogExpSum: Tensor, O: Tensor, BLOCK_SEQ: int, **_: Any  # noqa: E741
+) -> None:
+    blocks = math.ceil(int(B_Seqlen.max()) / BLOCK_SEQ)
+    used = torch.arange(blocks) * BLOCK_SEQ < B_Seqlen[:, None]
+    weights = torch.softmax(Mid_O_LogExpSum[..., :blocks].masked_fill(~used[:, None], -math.inf), -1)
+    values = Mid_O[:, :, :blocks].masked_fill(~used[:, None, :, None], 0)
+    O.copy_(torch.einsum("bhk,bhkd->bhd", weights, values))
+
+
+def latent_decode_attention_blocks(
+    *,
+    Q_nope: Tensor,
+    Q_rope: Tensor,
+    KV_nope: Tensor,
+    KV_rope: Tensor,
+    sm_scale: float,
+    Req_to_tokens: Tensor,
+    B_req_idx: Tensor,
+    B_Seqlen: Tensor,
+    Mid_O: Tensor,
+    Mid_O_LogExpSum: Tensor,
+    block_size_ptr: Tensor,
+    **_: Any,
+) -> None:
+    block_size, longest = int(block_size_ptr), int(B_Seqlen.max())
+    slots = Req_to_tokens[B_req_idx.long(), :longest].long()
+    slots = slots.masked_fill(torch.arange(longest) >= B_Seqlen[:, None], 0)
+    latent, rope = KV_nope[slots, 0], KV_rope[slots, 0]
+    scores = (torch.einsum("bhd,bld->bhl", Q_nope, latent) + torch.einsum("bhd,bld->bhl", Q_rope, rope)) * sm_scale
+    values = latent[:, :, None].expand(-1, -1, Q_nope.shape[1], -1)
+    blocks = -(-B_Seqlen // block_size)
+    first = blocks.cumsum(0) - blocks
+    for block in range(math.ceil(longest / block_size)):
+        out, log_sum = partial_attention(scores, values, B_Seqlen, block * block_size, (block + 1) * block_size)
+        used = blocks > block
+        Mid_O[:, first[used] + block] = out[used].transpose(0, 1)
+        Mid_O_LogExpSum[:, first[used] + block] = log_sum[used].T
+
+
+def latent_decode_attention_merge(
+    *,
+    block_seq_ptr: Tensor,
+    batch_start_index: Tensor,
+    B_Seqlen: Tensor,
+    Mid_O: Tensor,
+    Mid_O_LogExpSum: Tensor,
+    Out: Tensor,
+    **_: Any,
+) -> None:
+    blocks = -(-B_Seqlen // int(block_seq_ptr))
+    offsets = torch.arange(int(blocks.max()))
+    used = offsets < blocks[:, None]
+    at = (batch_start_index[:, None] + offsets).masked_fill(~used, 0)
+    weights = torch.softmax(Mid_O_LogExpSum[:, at].masked_fill(~used, -math.inf), -1)
+    values = Mid_O[:, at].masked_fill(~used[..., None], 0)
+    Out.copy_(torch.einsum("hbk,hbkd->bhd", weights, values))
+
+
+def causal_attention(scores: Tensor, values: Tensor) -> Tensor:
+    """``scores``: ``[H, Q, L]`` in powers of two, of the last Q of L positions; ``values``: ``[L, H, D]``."""
+    queries, length = scores.shape[1:]
+    visible = torch.arange(length) <= torch.arange(length - queries, length)[:, None]
+    weights = torch.softmax((scores * math.log(2)).masked_fill(~visible, -math.inf), -1)
+    return torch.einsum("hql,lhd->qhd", weights, values)
+
+
+def prefill_attention(
+    *,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    sm_scale: float,
+    Out: Tensor,
+    B_Start_Loc: Tensor,
+    B_Seqlen: Tensor,
+    Req_to_tokens: Tensor,
+    B_req_idx: Tensor,
+    kv_group_num: int,
+    b_prompt_cache_len: Tensor,
+    USE_SLIDING_WINDOW: bool,
+    **_: Any,
+) -> None:
+    assert not USE_SLIDING_WINDOW, "the twin of prefill attention has no sliding window"
+    for start, length, cached, request in zip(
+        B_Start_Loc.tolist(), B_Seqlen.tolist(), b_prompt_cache_len.tolist(), B_req_idx.tolist(), strict=True
+    ):
+        slots = Req_to_tokens[request, :length].long()
+        keys, values = (x[slots].repeat_interleave(kv_group_num, 1) for x in (K, V))
+        rows = slice(start, start + length - cached)
+        Out[rows] = causal_attention(torch.einsum("qhd,lhd->hql", Q[rows], keys) * sm_scale, values)
+
+
+def latent_prefill_attention(
+    *,
+    Q_nope: Tensor,
+    Q_rope: Tensor,
+    K_nope: Tensor,
+    K_rope: Tensor,
+    V: Tensor,
+    sm_scale: float,
+    B_Start_Loc: Tensor,
+    B_Kv_Start_Loc: Tensor,
+    B_Seqlen: Tensor,
+    Out: Tensor,
+    b_prompt_cache_len: Tensor,
+    **_: Any,
+) -> None:
+    kv_starts = B_Kv_Start_Loc[: len(B_Seqlen)].tolist()  # their end comes with them
+    for start, kv_start, length, cached in zip(
+        B_Start_Loc.tolist(), kv_starts, B_Seqlen.tolist(), b_prompt_cache_len.tolist(), strict=True
+    ):
+        rows, kv = slice(start, start + length - cached), slice(kv_start, kv_start + length)
+        scores = torch.einsum("qhd,lhd->hql", Q_nope[rows], K_nope[kv])
+        scores = scores + torch.einsum("qhd,ld->hql", Q_rope[rows], K_rope[kv, 0])
+        Out[rows] = causal_attention(scores * sm_scale, V[kv])
+
+
+MLA = KERNELS + "mla_att."
+GQA_DECODE = KERNELS + "att.decode_att.gqa.flash_decoding."
+TWINS: dict[str, Callable[..., None]] = {
+    KERNELS + "embedding:embedding_kernel": embedding,
+    KERNELS + "norm.rmsnorm:_rms_norm_fwd_fused": rms_norm,
+    KERNELS + "fused_moe.moe_silu_and_mul:_silu_and_mul_kernel_fast": silu_and_mul,
+    KERNELS + "destindex_copy_kv:_fwd_kernel_destindex_copy_kv": store_kv,
+    KERNELS + "kv_copy.mla_copy_kv:_fwd_kernel_destindex_copy_kv": store_latent_kv,
+    KERNELS + "copy_kv_index_to_req:_fwd_kernel_copy_kv_index_to_req": record_slots,
+    KERNELS + "att.prefill_att.context_flashattention_nopad:_fwd_kernel": prefill_attention,
+    GQA_DECODE + "gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1": decode_attention_blocks,
+    GQA_DECODE + "gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": decode_attention_merge,
+    MLA + "prefill_att.context_flashattention_nopad_with_v:_fwd_kernel_with_v": latent_prefill_attention,
+    MLA + "decode_att.gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1_padding": latent_decode_attention_blocks,
+    MLA + "decode_att.gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": latent_decode_attention_merge,
+    "lightllm.models.llama.triton_kernel.rotary_emb:_rotary_kernel": rotate_halves,
+    "lightllm.models.deepseek2.triton_kernel.rotary_emb:_rotary_kernel": rotate_pairs,
+}

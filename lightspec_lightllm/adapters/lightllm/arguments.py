@@ -48,8 +48,8 @@ class Refusal:
         if value in self.allowed:
             return None
         given = f"--{self.option}" if value is True else f"--{self.option} {value}"
-        remedy = "drop it" if len(self.allowed) == 1 else f"use {' or '.join(map(str, self.allowed))}"
-        return f"{given} does not go with --dynamic_mtp: {self.reason}; {remedy}, or drop --dynamic_mtp"
+        remedy = "drop one of the two" if value is True else f"use {' or '.join(map(str, self.allowed))}"
+        return f"{given} does not go with --dynamic_mtp: {self.reason}; {remedy}"
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -179,11 +179,8 @@ def _draft_problems(args: Any) -> Iterator[str]:
             f"{len(folders)}; repeat the folder, or leave the option out if the layers lie in --model_dir"
         )
     for folder in dict.fromkeys(folders):
-        if "://" in folder:
-            continue  # LightLLM fetches it
-        if not (Path(folder) / "config.json").is_file():
+        if folder != args.model_dir and not _has_config(folder):
             yield f"--mtp_draft_model_dir: expected a folder with config.json, {folder} is none; correct the path"
-            continue
         kind, attention = _model_type(folder), args.mtp_mode.endswith("_with_att")
         if kind in (_WITHOUT_ATTENTION if attention else _WITH_ATTENTION):
             other = args.mtp_mode.replace("_with_att", "_no_att") if attention else f"{args.mtp_mode[:-7]}_with_att"
@@ -191,6 +188,8 @@ def _draft_problems(args: Any) -> Iterator[str]:
 
 
 def _target_problems(args: Any) -> Iterator[str]:
+    if not _has_config(args.model_dir):
+        yield f"--model_dir: expected a folder with config.json, {args.model_dir} is none; correct the path"
     kind = _model_type(args.model_dir)
     if kind in _SPARSE_INDEX_MODELS:
         yield (
@@ -199,8 +198,13 @@ def _target_problems(args: Any) -> Iterator[str]:
         )
 
 
+def _has_config(folder: str) -> bool:
+    """Whether a model is there, or will be once LightLLM has fetched it."""
+    return "://" in folder or (Path(folder) / "config.json").is_file()
+
+
 def _model_type(folder: str) -> str | None:
-    """``model_type`` of a model's config.json, None if it cannot be read: LightLLM reports that itself."""
+    """``model_type`` of a model's config.json, None if it cannot be read."""
     try:
         content = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

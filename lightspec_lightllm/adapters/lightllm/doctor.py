@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lightspec_lightllm import __version__
-from lightspec_lightllm.adapters.lightllm import arguments, patching, signatures
+from lightspec_lightllm.adapters.lightllm import arguments, costs, patching, signatures
 from lightspec_lightllm.adapters.lightllm.hooks import HOOKS
-from lightspec_lightllm.errors import HostError
+from lightspec_lightllm.config import parse_mapping
+from lightspec_lightllm.engine.fetch import cache_dir
+from lightspec_lightllm.errors import CostTableError, HostError
 from lightspec_lightllm.machine import version_of
 
 Level = Literal["ok", "note", "problem"]
@@ -129,6 +132,7 @@ def _examine_options(args: Any) -> Iterator[Finding]:
     yield Finding("ok", f"no option conflicts; {args.mtp_mode}, K = {args.mtp_step}")
     yield Finding("ok", f"drafter in {', '.join(dict.fromkeys(arguments.draft_folders(args)))}")
     yield from _examine_attention(args)
+    yield from _examine_costs(args)
 
 
 def _examine_attention(args: Any) -> Iterator[Finding]:
@@ -145,6 +149,62 @@ def _examine_attention(args: Any) -> Iterator[Finding]:
     yield Finding(
         "ok", f"decode attention: LightLLM tries {', '.join(likely)} on the GPU and takes the first that computes right"
     )
+
+
+def _examine_costs(args: Any) -> Iterator[Finding]:
+    config = arguments.resolve(args)
+    assert config is not None  # noqa: S101 - dynamic mode is on, and nothing was found against it
+    try:
+        wanted = _known_key(args)
+    except CostTableError:
+        yield Finding("note", "cost tables were not looked at: a model is yet to be fetched")
+        return
+    if config.costs.path is not None:
+        wrong = _foreign(Path(config.costs.path), wanted)
+        yield Finding("problem", wrong) if wrong else Finding("ok", f"cost table {config.costs.path} fits")
+        return
+    folder = cache_dir() / "costs" / "lightllm"
+    fitting = [path for path in sorted(folder.glob("*.json")) if _foreign(path, wanted) is None]
+    for path in fitting:
+        yield Finding("ok", f"cost table {path}, measured on {_key_of(path).device}, fits")
+    if not fitting:
+        yield Finding("note", f"no cost table in {folder} fits; one is measured when the server starts, and kept there")
+
+
+def _known_key(args: Any) -> dict[str, Any]:
+    """What a table of this setup is measured for, as far as it is known without the GPU and the loaded models."""
+    known = {
+        "model": costs.config_sha256(Path(args.model_dir)),
+        "drafters": tuple(
+            costs.config_sha256(Path(folder)) for folder in args.mtp_draft_model_dir or [args.model_dir] * args.mtp_step
+        ),
+        "mtp_mode": args.mtp_mode,
+        "max_draft_steps": args.mtp_step,
+        "tp": args.tp,
+        "graphs": not args.disable_cudagraph,
+        "versions": costs.versions(),
+    }
+    if args.data_type is not None:
+        known["dtype"] = f"{args.data_type}, weights {args.quant_type}, kv {args.llm_kv_type}"
+    return known
+
+
+def _foreign(path: Path, wanted: dict[str, Any]) -> str | None:
+    """Why a table is not this setup's, or None."""
+    try:
+        costs.read(path)
+    except CostTableError as error:
+        return str(error)
+    key = _key_of(path)
+    wrong = [
+        f"{name} {getattr(key, name)!r}, not {value!r}" for name, value in wanted.items() if getattr(key, name) != value
+    ]
+    remedy = "take costs.path out of the configuration to have one measured"
+    return f"cost table {path} was measured for {'; '.join(wrong)}; {remedy}" if wrong else None
+
+
+def _key_of(path: Path) -> costs.CostKey:
+    return parse_mapping(json.loads(path.read_text(encoding="utf-8")), costs.StoredCosts).key
 
 
 def _is_there(package: str) -> bool:

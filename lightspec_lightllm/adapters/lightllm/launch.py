@@ -75,8 +75,17 @@ def wrap_start_args(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *given, **named)
         self.dynamic_mtp, self.lightspec_config = dynamic_mtp, lightspec_config
         self.lightspec = lightspec if lightspec is not None else check(self)
+        if self.lightspec is not None:
+            _announce(self)
 
     return __init__
+
+
+def _announce(args: Any) -> None:
+    from lightllm.utils.log_utils import init_logger
+
+    strategy = args.lightspec["planner"]["strategy"]
+    init_logger(__name__).info(f"dynamic MTP is on: {strategy}, {args.mtp_mode}, K = {args.mtp_step}")
 
 
 def check(args: Any) -> dict[str, Any] | None:

@@ -14,19 +14,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from lightspec_lightllm import metric_names as names
 from lightspec_lightllm.metric_names import Metric
-from lightspec_lightllm.planner import Plan
+from lightspec_lightllm.planner import CostModel, Plan
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 PUSH_SECONDS = 1.0
@@ -299,9 +299,28 @@ class _Requests:
         return [tokens / rounds for rounds, tokens, _ in map(self._held.pop, gone)]
 
 
-def logger() -> logging.Logger:
-    """LightLLM's kind of logger: its processes print nothing of others."""
+def open_reporter(backend: Any, costs: CostModel | None) -> Reporter:
+    """The reporter of a model rank, running; the rank's ``config.observe`` says what to tell.
+
+    Args:
+        costs: what the planner was told; None where no table could be had: rounds are not traced then.
+    """
     from lightllm.utils.log_utils import init_logger
 
-    made: logging.Logger = init_logger(__name__)
-    return made
+    from lightspec_lightllm.adapters.lightllm.exposition import MetricServer
+    from lightspec_lightllm.adapters.lightllm.plan_trace import open_trace
+    from lightspec_lightllm.adapters.lightllm.router import RoundState
+
+    observe, log = backend.config.observe, init_logger(__name__).info  # LightLLM's processes print nothing of others
+    trace = None
+    if observe.trace_file and costs is not None:
+        trace = open_trace(Path(observe.trace_file), backend, costs, log)
+    elif observe.trace_file:
+        log("lightspec: rounds are not traced, a trace needs a cost table")
+    return Reporter(
+        log=log,
+        push=MetricServer().push if observe.metrics else None,
+        log_seconds=observe.log_seconds,
+        trace=trace,
+        board=RoundState.open(),
+    ).start()

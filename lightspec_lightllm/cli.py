@@ -16,6 +16,7 @@ from lightspec_lightllm.config import STRATEGIES, Config, check_strategy, load_c
 from lightspec_lightllm.drafters.names import DRAFTER_NAMES
 from lightspec_lightllm.errors import ConfigError, LightspecError
 from lightspec_lightllm.machine import REPOSITORY
+from lightspec_lightllm.server import arguments as server_arguments
 from lightspec_lightllm.simulate.options import MAX_SEEDS, PlanTime, SimulateOptions
 
 _COSTS = Path("costs") / "h200-qwen3-14b.yaml"
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(words)
         if arguments.command == "bench":
             return bench(arguments, started)
-        run = {"simulate": simulate, "plan": plan, "generate": generate, "doctor": doctor, "patch": patch}
+        run = {"simulate": simulate, "plan": plan, "generate": generate, "serve": serve}
+        run |= {"doctor": doctor, "patch": patch}
         return run[arguments.command](arguments)
     except LightspecError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -59,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_bench(commands.add_parser("bench", help="measure strategies against each other on real prompts"))
     _add_generate(commands.add_parser("generate", help="answer one prompt, streamed"))
+    _add_serve(commands.add_parser("serve", help="serve OpenAI's and LightLLM's API, metrics and a dashboard"))
     _add_plan(commands.add_parser("plan", help="explain one decision of the planner"))
     _add_simulate(commands.add_parser("simulate", help="plan a simulated workload; compare arms with the optimum"))
     _add_doctor(commands.add_parser("doctor", help="check that dynamic MTP would start on a LightLLM"))
@@ -113,6 +116,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, metavar="P", help="sample among the likeliest tokens that sum up to P")
     add("--seed", type=int, help="makes sampling repeatable")
     add("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
+    _add_engine(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    server_arguments.add_arguments(parser)
     _add_engine(parser)
 
 
@@ -283,6 +291,19 @@ def patch(arguments: argparse.Namespace) -> int:
         before = patching.revert(arguments.folder, addition)
         print(f"{file}: {'reverted' if before == 'applied' else 'the patch was not applied'}")
     return 0
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    if arguments.engine == "lightllm":
+        server_arguments.hand_over(arguments)
+    options, config = server_arguments.server_options(arguments), resolve(arguments)
+    if arguments.strategy is not None:
+        check_strategy(arguments.strategy, config.planner, key="--strategy")
+        config = dataclasses.replace(config, planner=dataclasses.replace(config.planner, strategy=arguments.strategy))
+
+    from lightspec_lightllm.server.command import run_serve
+
+    return run_serve(config, options)
 
 
 def simulate(arguments: argparse.Namespace) -> int:

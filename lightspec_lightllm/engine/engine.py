@@ -122,7 +122,7 @@ class Engine:
                 f"prompt of {len(tokens)} tokens + max_tokens {params.max_tokens} + {self.options.max_rows} draft rows "
                 f"exceeds the pool of {self.options.num_slots} slots; shorten the request or raise num_slots"
             )
-        sequence = Sequence(request_id, tokens, params, self._num_submitted, self.tokenizer, top_logprobs)
+        sequence = Sequence(request_id, tokens, params, self._num_submitted, self.tokenizer, top_logprobs=top_logprobs)
         self._num_submitted += 1
         self._next_id = max(self._next_id, request_id + 1)
         self._scheduler.add(sequence)

@@ -32,6 +32,7 @@ class Sequence:
         params: SamplingParams,
         arrival: int,
         tokenizer: Tokenizer,
+        *,
         top_logprobs: int | None = None,
     ):
         self.request_id = request_id

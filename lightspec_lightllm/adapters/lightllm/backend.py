@@ -54,7 +54,7 @@ from lightspec_lightllm.adapters.lightllm.planning import (
 from lightspec_lightllm.adapters.lightllm.prefill import DynamicPrefillMixin
 from lightspec_lightllm.adapters.lightllm.sampling import Rows, RowSampler
 from lightspec_lightllm.errors import HostError, LightspecError
-from lightspec_lightllm.planner import Planner
+from lightspec_lightllm.planner import CostModel, Planner
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
 logger = logging.getLogger(__name__)
@@ -134,18 +134,20 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         self.planner = self._open_planner()
 
     def _open_planner(self) -> RoundPlanner:
-        reporter = open_reporter(self.config) if self.is_master_in_dp else None
-        timed, kind = self.world_size == 1, self.drafter.kind
+        kind, timed = self.drafter.kind, self.world_size == 1
+        table = why_fixed = None
         try:
-            return RoundPlanner(self.make_planner(), reporter, timed=timed)
+            table = costs.load_or_measure(self, self.config, kind)
         except LightspecError as error:
-            logger.error("no dynamic plan, serving on with fixed draft steps: %s", error)  # noqa: TRY400
-            return RoundPlanner(fixed_planner(self.max_draft_steps, kind), reporter, timed=timed, why_fixed=str(error))
+            why_fixed = str(error)
+            logger.error("no cost table, serving with fixed draft steps: %s", error)  # noqa: TRY400 - it says all
+        planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind)
+        reporter = open_reporter(self, table) if self.is_master_in_dp else None
+        return RoundPlanner(planner, reporter, timed=timed, why_fixed=why_fixed)
 
-    def make_planner(self) -> Planner:
-        """The configured planner on measured costs."""
-        kind = self.drafter.kind
-        return open_planner(self.config, costs.load_or_measure(self, self.config, kind), kind)
+    def make_planner(self, table: CostModel) -> Planner:
+        """The configured planner."""
+        return open_planner(self.config, table, self.drafter.kind)
 
     # ---- decode -----------------------------------------------------------------------------------------------
 

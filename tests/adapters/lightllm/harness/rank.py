@@ -81,7 +81,7 @@ def use_planner(job: Job) -> None:
     assert job.planner is not None, "no planner named"
     make = load(job.planner)
 
-    def make_planner(self: Any) -> Any:
+    def make_planner(self: Any, table: Any) -> Any:
         return make(max_draft_steps=self.max_draft_steps, **job.planner_options)
 
     setattr(DynamicMtpMixin, "make_planner", make_planner)  # noqa: B010 - a method replaced for one process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import time
@@ -20,6 +19,7 @@ from lightspec_lightllm.decode.counters import DecodeCounters
 from lightspec_lightllm.decode.guard import FALLBACK_STEPS, GuardedPlanner
 from lightspec_lightllm.errors import PlanError
 from lightspec_lightllm.planner import CostModel, DrafterKind, Plan, Planner, RoundFeedback, make_planner
+from lightspec_lightllm.plugins import InstalledStrategies
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +157,15 @@ def check_digests(lowest: int, highest: int) -> None:
 
 def open_planner(config: LightLLMConfig, costs: CostModel, kind: DrafterKind) -> Planner:
     """The planner that the configuration names."""
-    options = config.planner
-    parameters = dataclasses.asdict(options.options) if options.strategy == "lightspec" else {}
-    return make_planner(options.strategy, costs, max_draft_steps=options.max_draft_steps, drafter=kind, **parameters)
+    choice = config.planner.resolve(config.planner.strategy)
+    return make_planner(
+        choice.strategy,
+        costs,
+        max_draft_steps=config.planner.max_draft_steps,
+        drafter=kind,
+        registered=InstalledStrategies(),
+        **choice.options,
+    )
 
 
 def fixed_planner(max_draft_steps: int, kind: DrafterKind) -> Planner:

@@ -2,7 +2,7 @@
 
 import { palette } from "./palette.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
+const CONFIG = { displayModeBar: false, doubleClick: false, showTips: false };
 
 export function axis(colours, more = {}) {
   return {
@@ -30,12 +30,14 @@ export class Plot {
   #note;
   #visible = false;
   #view = null;
+  #drawn = false;
 
   constructor(name, figure, whenSeen) {
     this.#element = document.getElementById(name);
     this.#figure = figure;
     this.#note = document.getElementById(`${name}-note`);
     whenSeen.observe(this.#element);
+    new ResizeObserver(() => this.#drawn && window.Plotly.Plots.resize(this.#element)).observe(this.#element);
     this.#element.addEventListener("seen", (event) => {
       this.#visible = event.detail;
       if (this.#visible && this.#view) this.#draw();
@@ -50,6 +52,7 @@ export class Plot {
   #draw() {
     const { traces, layout: shape, note } = this.#figure(this.#view, palette());
     window.Plotly.react(this.#element, traces, shape, CONFIG);
+    this.#drawn = true;
     if (this.#note && note !== undefined && this.#note.textContent !== note) this.#note.textContent = note;
     this.#element.setAttribute("aria-label", note ?? "");
   }

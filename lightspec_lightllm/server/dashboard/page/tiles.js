@@ -16,7 +16,7 @@ const TILES = [
     course: (part) => ratio(part.accepted, part.drafted) },
   { name: "Running", value: ({ last }) => number(last?.running ?? 0, 0), note: ({ last }) => `${number(last?.waiting ?? 0, 0)} waiting`,
     course: (part) => ratio(part.requests, part.rounds) ?? 0 },
-  { name: "Speed-up", value: ({ total }) => (speedup(total) === null ? number(null) : `${number(speedup(total))}×`), note: () => "estimate, by the cost table",
+  { name: "Speed-up", value: ({ total }) => (speedup(total) === null ? number(null) : `${number(speedup(total))}×`), note: () => "by the cost table",
     course: (part) => speedup(part) },
   { name: "Round", value: ({ total }) => milliseconds(ratio(total.measured_ms, total.rounds)), note: ({ total }) => `${number(ratio(total.rounds, total.seconds), 1)} a second`,
     course: (part) => ratio(part.measured_ms, part.rounds) },

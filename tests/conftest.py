@@ -1,7 +1,6 @@
 """Shared set-up: one thread per test process, and markers that skip with their reason."""
 
 import functools
-import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -53,7 +52,9 @@ def model_problem() -> str | None:
 
 @functools.cache
 def lightllm_problem() -> str | None:
-    return None if importlib.util.find_spec("lightllm") else "LightLLM is not installed"
+    from tests.adapters.lightllm.harness import checkout
+
+    return checkout.problem()
 
 
 @functools.cache

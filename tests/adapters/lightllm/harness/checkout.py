@@ -35,5 +35,7 @@ def problem() -> str | None:
     missing = [name for name in REQUIREMENTS if importlib.util.find_spec(name) is None]
     if missing:
         needed = Path(__file__).with_name("requirements.txt")
-        return f"LightLLM at {source} needs modules that are not installed: {', '.join(missing)}; pip install -r {needed}"
+        return (
+            f"LightLLM at {source} needs modules that are not installed: {', '.join(missing)}; pip install -r {needed}"
+        )
     return None

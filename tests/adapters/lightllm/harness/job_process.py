@@ -105,7 +105,9 @@ class RankProcess:
         self.index = index
         context = multiprocessing.get_context("fork")  # everything is imported already
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=rank.serve, args=(job, index, args, port, theirs), daemon=True)
+        self.process: BaseProcess = context.Process(
+            target=rank.serve, args=(job, index, args, port, theirs), daemon=True
+        )
         self.process.start()
         theirs.close()
 
@@ -170,12 +172,10 @@ class Router:
     def _share(self, index: int, request: Request) -> Any:
         from lightllm.server.core.objs.sampling_params import SamplingParams
 
-        at = self._manager.alloc_req_index()
-        assert at == index, f"request {index} got entry {at} of LightLLM's shared requests"
         params = SamplingParams()
         sampling = {"do_sample": False, "ignore_eos": True, **request.sampling}
         params.init(tokenizer=None, max_new_tokens=request.max_new_tokens, **sampling)
-        shared = self._manager.reqs[at]
+        shared = self._manager.reqs[self._manager.alloc_req_index()]
         shared.init(
             request_id=(index + 1) * IDS_PER_REQUEST,
             prompt_ids=list(request.prompt),
@@ -197,7 +197,10 @@ class Router:
         return commands
 
     def _state(self) -> str:
-        states = {index: ("ended" if self._ended(index) else shared.shm_cur_output_len) for index, shared in self._sent.items()}
+        states = {
+            index: ("ended" if self._ended(index) else shared.shm_cur_output_len)
+            for index, shared in self._sent.items()
+        }
         return f"{len(self._sent)} of {len(self._job.requests)} requests were sent, tokens by request: {states}"
 
 

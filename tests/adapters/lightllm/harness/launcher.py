@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[4]
 GRACE_SECONDS = 30.0
 """How much longer than its own time-out a job may take until it is killed from outside."""
 
+IMPORT_SECONDS = 120.0
+
+FILES = {"job": "job.json", "result": "result.json", "log": "log.txt"}
 LOG_TAIL = 40
 
 
@@ -77,7 +80,7 @@ class Launcher:
     def _answer(self, process: subprocess.Popen[str], seconds: float) -> str:
         """The next line; a process that gives none within ``seconds`` is killed with its session."""
         assert process.stdout is not None, "a pipe was asked for"
-        clock = threading.Timer(seconds, self.close)
+        clock = threading.Timer(seconds, self.kill)
         clock.start()
         line = process.stdout.readline()
         clock.cancel()
@@ -86,11 +89,11 @@ class Launcher:
             raise JobError(f"the process that forks jobs ended:\n{errors[-4000:]}")
         return line
 
-    def close(self) -> None:
+    def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
 
-
-FILES = {"job": "job.json", "result": "result.json", "log": "log.txt"}
-IMPORT_SECONDS = 120.0
+    def close(self) -> None:
+        self.kill()
+        if self._process is not None:
+            self._process.communicate()  # closes the pipes, too

@@ -115,8 +115,9 @@ def save_kv(backend: Any, num_requests: int, path: str) -> None:
     Layers are the target's and then those of drafters with attention. Only tokens that the prefix tree still holds.
     """
     arrays: dict[str, Any] = {}
+    requests = {request.request_id // IDS_PER_REQUEST - 1: request for request in backend.shm_req_manager.reqs}
     for index in range(num_requests):
-        request = backend.shm_req_manager.reqs[index]
+        request = requests[index]
         request.link_prompt_ids_shm_array()
         tokens = torch.tensor(request.shm_prompt_ids.arr[: request.input_len + request.shm_cur_output_len])
         _, cached, slots = backend.radix_cache.match_prefix(tokens, update_refs=False)

@@ -55,7 +55,7 @@ class Reference:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # closes the pipes, too
 
 
 def serve() -> None:

@@ -54,7 +54,9 @@ def write_models(folder: Path) -> Models:
 def save(folder: Path, config: dict[str, Any], weights: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
 
 
 def save_tokenizer(folder: Path) -> None:

@@ -123,7 +123,13 @@ def decode_attention_blocks(
 
 
 def decode_attention_merge(
-    *, B_Seqlen: Tensor, Mid_O: Tensor, Mid_O_LogExpSum: Tensor, O: Tensor, BLOCK_SEQ: int, **_: Any  # noqa: E741
+    *,
+    B_Seqlen: Tensor,
+    Mid_O: Tensor,
+    Mid_O_LogExpSum: Tensor,
+    O: Tensor,
+    BLOCK_SEQ: int,
+    **_: Any,  # noqa: E741
 ) -> None:
     blocks = math.ceil(int(B_Seqlen.max()) / BLOCK_SEQ)
     used = torch.arange(blocks) * BLOCK_SEQ < B_Seqlen[:, None]
@@ -253,7 +259,8 @@ TWINS: dict[str, Callable[..., None]] = {
     GQA_DECODE + "gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1": decode_attention_blocks,
     GQA_DECODE + "gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": decode_attention_merge,
     MLA + "prefill_att.context_flashattention_nopad_with_v:_fwd_kernel_with_v": latent_prefill_attention,
-    MLA + "decode_att.gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1_padding": latent_decode_attention_blocks,
+    MLA
+    + "decode_att.gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1_padding": latent_decode_attention_blocks,
     MLA + "decode_att.gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": latent_decode_attention_merge,
     "lightllm.models.llama.triton_kernel.rotary_emb:_rotary_kernel": rotate_halves,
     "lightllm.models.deepseek2.triton_kernel.rotary_emb:_rotary_kernel": rotate_pairs,

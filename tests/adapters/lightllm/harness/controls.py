@@ -1,0 +1,28 @@
+"""Set-ups that a job may name: they break something on purpose, so that a test that passes could have failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.adapters.lightllm.harness.recorder import VERIFY_KERNEL
+from tests.adapters.lightllm.harness.virtual_cuda import interpreter
+
+if TYPE_CHECKING:
+    from tests.adapters.lightllm.harness.rank import Rank
+
+
+def accept_all(rank: Rank) -> None:
+    """Verification that accepts every draft: the text must then differ wherever a drafter is wrong.
+
+    Works on whatever calls LightLLM's verification kernel, so on LightLLM's own rounds and on the plugin's.
+    """
+
+    def overrule(arguments: dict[str, Any]) -> None:
+        starts = arguments["b_req_mtp_start_loc"]
+        ends = starts.roll(-1)
+        ends[-1] = arguments["req_mtp_all_num"]
+        rank.notes["overruled"] = rank.notes.get("overruled", 0) + int((arguments["accepted_index"] == 0).sum())
+        arguments["mtp_accept_len"].copy_(ends - starts)
+        arguments["accepted_index"].fill_(1)
+
+    interpreter.watchers.setdefault(VERIFY_KERNEL, []).insert(0, overrule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -266,7 +267,8 @@ def write(path: Path, stored: StoredCosts) -> None:
         scratch.replace(path)
     except OSError as error:
         logger.warning("cost table %s cannot be written, it will be measured again: %s", path, error)
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()
 
 
 def _check_same(tables: CostTables) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -82,18 +83,20 @@ def create_app(
 
 
 def _explain(error: RequestValidationError) -> BadRequestError:
-    """The first complaint, with the field it is about."""
-    first = error.errors()[0]
+    """The first complaint, with the field it is about; of the cases of a union the one that got furthest."""
+    complaints = error.errors()
+    field = complaints[0]["loc"][:2]
+    first = max((one for one in complaints if one["loc"][:2] == field), key=lambda one: len(one["loc"]))
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return BadRequestError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    param = ".".join(part for part in place if "[" not in part and part not in _TYPE_NAMES) or None
+    param = ".".join(part for part in place if not _CASE.search(part)) or None
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])
     elif first["type"] == "extra_forbidden":
         message = "this field is not known to this server"
     elif first["type"] == "missing":
-        message = "this field is required"
+        message = "this field is required" if param else "a JSON body is required"
     else:
         message = f"{first['msg'][0].lower()}{first['msg'][1:]}, got {shown(first['input'])}"
     if param is not None and not message.startswith(param):
@@ -101,5 +104,5 @@ def _explain(error: RequestValidationError) -> BadRequestError:
     return BadRequestError(message.encode("ascii", "backslashreplace").decode(), param=param)
 
 
-_TYPE_NAMES = {"str", "int", "float", "bool", "constrained-str", "constrained-int", "TextPart"}
-"""How a location names the case of a union; no field is called so."""
+_CASE = re.compile(r"[\[(]|^(str|constrained-str|constrained-int)$")
+"""How a location names a case of a union; no field is called so."""

@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ServerOptions()
     parser.description = (
         "Serves OpenAI's API under /v1, LightLLM's /generate and /generate_stream, /health, /metrics, "
-        "/lightspec/status and a dashboard at /lightspec/. The engine is a process of its own; SIGTERM or Ctrl-C drains."
+        "/lightspec/status and a dashboard at /lightspec/. The engine is a process of its own. SIGTERM or Ctrl-C ends "
+        "it when the answers in flight are out."
     )
     add = parser.add_argument
     add("--host", default=default.host, help=f"address to listen at (default: {default.host}, this machine only)")

@@ -170,10 +170,6 @@ class EngineClient:
         """
         if self._commands is None or self.info is None:
             raise EngineUnavailableError("the engine is being restarted; try again in a moment", seconds=2)
-        if len(prompts) > self.limit:
-            raise BadRequestError(
-                f"the request asks for {len(prompts)} sequences, the server takes {self.limit} at a time"
-            )
         if self.in_flight + len(prompts) > self.limit:
             raise QueueFullError(self.in_flight, self.limit, len(prompts), self._retry_seconds(self.info.max_requests))
         generation, now = Generation(self, prompts), time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
 from lightspec_lightllm.server.errors import shown
@@ -49,6 +49,14 @@ class LightspecOptions(RequestModel):
     detail: bool = False
 
 
+def _whole(text: str) -> str:
+    """JSON can spell half of a UTF-16 pair, which is no character."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"expected text, got a lone surrogate in {shown(text)}")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)]
-StopText = Annotated[str, Field(min_length=1)]
+StopText = Annotated[Text, Field(min_length=1)]
 StopTexts = Annotated[list[StopText], Field(max_length=16)]

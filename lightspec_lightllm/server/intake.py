@@ -61,6 +61,13 @@ class Intake:
         if name is not None and name != self.served_name:
             raise UnknownModelError(name, self.served_name)
 
+    def check_count(self, count: int) -> None:
+        """Raises BadRequestError where a request asks for more sequences than there can ever be in flight."""
+        if count > self.client.limit:
+            raise BadRequestError(
+                f"the request asks for {count} sequences, the server takes {self.client.limit} at a time"
+            )
+
     async def encode(self, text: str, *, param: str) -> tuple[int, ...]:
         """Tokens of a text as it stands."""
         self._check_length(len(text), param)
@@ -84,6 +91,7 @@ class Intake:
 
     def generate(self, prompts: Sequence[tuple[int, ...]], wanted: Wanted) -> Generation:
         """Hand over every prompt ``copies`` times, the copies of a prompt beside each other."""
+        self.check_count(len(prompts) * wanted.copies)
         return self.client.generate(
             [
                 Prompt(tokens, self._params(tokens, wanted, copy), wanted.top_logprobs, wanted.detail)

@@ -18,7 +18,7 @@ from lightspec_lightllm.engine.tokenizer import Tokenizer
 from lightspec_lightllm.server.collected import collect
 from lightspec_lightllm.server.engine_client import Generation
 from lightspec_lightllm.server.errors import BadRequestError
-from lightspec_lightllm.server.fields import MAX_SEED, LightspecOptions, Only, RequestModel, StopText, StopTexts
+from lightspec_lightllm.server.fields import MAX_SEED, LightspecOptions, Only, RequestModel, StopText, StopTexts, Text
 from lightspec_lightllm.server.intake import Intake, Wanted
 from lightspec_lightllm.server.messages import Delta, RoundDetail
 from lightspec_lightllm.server.responses import CLIENT_GONE, EventStream, unless_gone
@@ -93,7 +93,7 @@ class Parameters(RequestModel):
 class GenerateRequest(RequestModel):
     """``inputs`` goes on as it stands, without a chat template; ``lightspec`` is this server's."""
 
-    inputs: str
+    inputs: Text
     parameters: Parameters = Field(default_factory=Parameters)
     multimodal_params: Annotated[Any, Only({}, {"images": []}, {"images": [], "audios": []}, None)] = None
     lightspec: LightspecOptions | None = None

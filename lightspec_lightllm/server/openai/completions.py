@@ -27,6 +27,7 @@ DONE = "[DONE]"
 async def submit(intake: Intake, request: CompletionRequest) -> Generation:
     """Raises ApiError where the request cannot be served."""
     intake.check_model(request.model)
+    intake.check_count(len(request.prompts) * (request.n or 1))
     prompts = await asyncio.gather(*(_tokens(intake, prompt) for prompt in request.prompts))
     return intake.generate(
         prompts,

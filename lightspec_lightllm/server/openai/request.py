@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from lightspec_lightllm.server.fields import LightspecOptions, Only, RequestModel, Seed, StopText, StopTexts
+from lightspec_lightllm.server.fields import LightspecOptions, Only, RequestModel, Seed, StopText, StopTexts, Text
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -74,7 +74,7 @@ Some = Annotated[list[T], Field(min_length=1)]
 class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``: goes on from a text as it stands, or from tokens; several prompts make choices each."""
 
-    prompt: str | Some[Token] | Some[str] | Some[list[Token]]
+    prompt: Text | Some[Token] | Some[Text] | Some[list[Token]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -104,14 +104,14 @@ class TextPart(RequestModel):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(RequestModel):
     """One turn of a conversation; ``developer`` is another word for ``system``."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
     name: str | None = None
     refusal: Annotated[Any, Only(None)] = None
 

@@ -43,10 +43,11 @@ def test_without_speculation_the_text_is_transformers(
 
 
 @pytest.mark.parametrize("mode", ["vanilla_no_att", "eagle_no_att", "vanilla_with_att", "eagle_with_att"])
-@pytest.mark.parametrize(("steps", "drafter"), [(2, "random"), (3, "half")])
+@pytest.mark.parametrize("draft", [(2, "random"), (3, "half")])
 def test_mtp_of_fixed_steps_says_the_same(
-    mode: str, steps: int, drafter: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, draft: tuple[int, str], tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
+    steps, drafter = draft
     job = mtp_job(tiny_models, mode, steps, drafter)
     result = run_backend(job)
     assert result.tokens == texts(reference, job)

@@ -11,11 +11,41 @@ COMMIT = "87881ae"
 VARIABLE = "LIGHTLLM_SRC"
 DEFAULT = Path("~/.cache/lightspec").expanduser() / f"lightllm-{COMMIT}"
 
-REQUIREMENTS = (
-    "torch torchvision triton transformers librosa redis rpyc zmq atomics easydict cuda fastapi hypercorn uvloop pydantic "
-    "setproctitle sortedcontainers psutil orjson ujson xxhash frozendict prometheus_client PIL einops sentencepiece "
-    "tiktoken requests httpx websockets interegular partial_json_parser safetensors"
-).split()
+REQUIREMENTS = [
+    "atomics",
+    "cuda",
+    "easydict",
+    "einops",
+    "fastapi",
+    "frozendict",
+    "httpx",
+    "hypercorn",
+    "interegular",
+    "librosa",
+    "orjson",
+    "partial_json_parser",
+    "PIL",
+    "prometheus_client",
+    "psutil",
+    "pydantic",
+    "redis",
+    "requests",
+    "rpyc",
+    "safetensors",
+    "sentencepiece",
+    "setproctitle",
+    "sortedcontainers",
+    "tiktoken",
+    "torch",
+    "torchvision",
+    "transformers",
+    "triton",
+    "ujson",
+    "uvloop",
+    "websockets",
+    "xxhash",
+    "zmq",
+]
 """Modules that LightLLM imports, as far as these tests take it; the packages are in requirements.txt."""
 
 

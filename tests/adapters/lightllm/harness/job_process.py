@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ POLL_SECONDS = 0.002
 EOS_ID = 2
 
 
-class JobFailed(RuntimeError):
+class JobFailedError(RuntimeError):
     """A rank died, or the job took longer than it may; the log says what it last did."""
 
 
@@ -34,12 +33,14 @@ def run(job: Job, result: Path) -> None:
     deadline = started + job.timeout
     interpreter.use(job.kernels)
     args = publish_start_args(job)
-    resource_tracker.ensure_running()  # one for all ranks, so that shared memory is removed once, after the last of them
+    # One for all ranks, so that shared memory is removed once, after the last of them has gone.
+    resource_tracker.ensure_running()
     from lightllm.server.core.objs import ShmReqManager
     from lightllm.server.core.objs.shm_objs_io_buffer import ShmObjsIOBuffer
 
     shared = ShmReqManager(), ShmObjsIOBuffer()
-    ranks = [RankProcess(job, index, args, port) for port in [free_port()] for index in range(job.tp)]
+    port = free_port()
+    ranks = [RankProcess(job, index, args, port) for index in range(job.tp)]
     try:
         for each in ranks:
             each.receive(deadline)
@@ -113,12 +114,12 @@ class RankProcess:
 
     def receive(self, deadline: float) -> Any:
         if not self.pipe.poll(max(0.0, deadline - time.monotonic())):
-            raise JobFailed(f"rank {self.index} did not answer in time")
+            raise JobFailedError(f"rank {self.index} did not answer in time")
         try:
             return self.pipe.recv()
         except EOFError:
             self.process.join()
-            raise JobFailed(f"rank {self.index} died with exit code {self.process.exitcode}") from None
+            raise JobFailedError(f"rank {self.index} died with exit code {self.process.exitcode}") from None
 
 
 class Router:
@@ -141,9 +142,9 @@ class Router:
                 self._commands.set_ready()
             dead = [each.index for each in self._ranks if not each.process.is_alive()]
             if dead:
-                raise JobFailed(f"rank {dead[0]} died while {self._state()}")
+                raise JobFailedError(f"rank {dead[0]} died while {self._state()}")
             if time.monotonic() > deadline:
-                raise JobFailed(f"not done after {self._job.timeout} s: {self._state()}")
+                raise JobFailedError(f"not done after {self._job.timeout} s: {self._state()}")
             time.sleep(POLL_SECONDS)
         return tuple(outcome(self._sent[index]) for index in range(len(self._job.requests)))
 
@@ -197,11 +198,8 @@ class Router:
         return commands
 
     def _state(self) -> str:
-        states = {
-            index: ("ended" if self._ended(index) else shared.shm_cur_output_len)
-            for index, shared in self._sent.items()
-        }
-        return f"{len(self._sent)} of {len(self._job.requests)} requests were sent, tokens by request: {states}"
+        running = {index: one.shm_cur_output_len for index, one in self._sent.items() if not self._ended(index)}
+        return f"{len(self._sent)} of {len(self._job.requests)} requests were sent; tokens of those running: {running}"
 
 
 def outcome(shared: Any) -> Outcome:

@@ -32,7 +32,7 @@ class JobError(AssertionError):
 def environment() -> dict[str, str]:
     """For processes of the harness: one thread each, LightLLM importable, no network."""
     paths = [str(ROOT), str(checkout.path()), os.environ.get("PYTHONPATH", "")]
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return {**os.environ, **threads, **offline, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

@@ -33,7 +33,7 @@ class Rank:
         from lightllm.common.basemodel.basemodel import TpPartBaseModel
         from lightllm.server.router.model_infer import model_rpc
 
-        TpPartBaseModel._autotune_warmup = lambda model: None  # compiles kernels ahead; nothing is compiled here
+        TpPartBaseModel._autotune_warmup = skip_warm_up
         for where in self.job.setup:
             load(where)(self)
         if self.job.planner is not None:
@@ -67,6 +67,10 @@ class Rank:
         )
         self.backend = server.backend
         self.recorder.begin(self.backend)
+
+
+def skip_warm_up(model: Any) -> None:
+    """In place of LightLLM's forwards that have kernels compiled ahead: nothing is compiled here."""
 
 
 def load(where: str) -> Any:

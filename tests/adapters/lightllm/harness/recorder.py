@@ -50,7 +50,7 @@ class Recorder:
             self.forwards.append(Forward(name, model_input.is_prefill, model_input.batch_size, rows, milliseconds))
             return output
 
-        def counted_pause(context: Any, pause_reqs: list[Any], is_master_in_dp: bool) -> Any:  # noqa: FBT001 - LightLLM's
+        def counted_pause(context: Any, pause_reqs: list[Any], is_master_in_dp: bool) -> Any:
             self.pauses += len(pause_reqs)
             return pause(context, pause_reqs, is_master_in_dp)
 

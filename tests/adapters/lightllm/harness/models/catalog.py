@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from tests.adapters.lightllm.harness.models import deepseek, mistral
 from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE
 from tests.adapters.lightllm.harness.models.mistral import Weights
@@ -52,18 +50,19 @@ def write_models(folder: Path) -> Models:
 
 
 def save(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    from safetensors.torch import save_file  # comes with LightLLM's requirements
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(
-        {name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    tensors = {name: weight.contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_tokenizer(folder: Path) -> None:
     """A tokenizer of whole words: the text "t5 t9" is the ids 5, 9."""
     special = {0: "<unk>", 1: "<s>", 2: "</s>"}
     words = {special.get(token, f"t{token}"): token for token in range(VOCAB_SIZE)}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -1,5 +1,7 @@
 """The vocabulary, and the cycle that ``cycle`` targets go through."""
 
+import math
+
 import torch
 
 VOCAB_SIZE = 128
@@ -31,7 +33,7 @@ def cycle_text(last: int, length: int) -> list[int]:
 def embeddings(hidden_size: int, seed: int = 3) -> torch.Tensor:
     """float32[VOCAB_SIZE, hidden_size]: nearly orthogonal rows of norm ``sqrt(hidden_size)``."""
     rows = torch.randn(VOCAB_SIZE, hidden_size, generator=torch.Generator().manual_seed(seed))
-    return rows / rows.norm(dim=1, keepdim=True) * hidden_size**0.5
+    return torch.nn.functional.normalize(rows, dim=1) * math.sqrt(hidden_size)
 
 
 def cycle_head(embedded: torch.Tensor) -> torch.Tensor:
@@ -43,4 +45,4 @@ def cycle_head(embedded: torch.Tensor) -> torch.Tensor:
     after = successors()
     head[after[NUM_SPECIAL:]] = embedded[NUM_SPECIAL:]
     head[after[0]] += embedded[:NUM_SPECIAL].sum(0)
-    return head / embedded.shape[1] ** 0.5
+    return head / math.sqrt(embedded.shape[1])

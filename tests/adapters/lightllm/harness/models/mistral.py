@@ -1,5 +1,6 @@
 """Mistral targets and their MTP layers without attention, as LightLLM reads them."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -36,7 +37,7 @@ HIDDEN = CONFIG["hidden_size"]
 
 def uniform(generator: torch.Generator, outputs: int, inputs: int) -> Tensor:
     """A random layer that keeps the scale of its input."""
-    return torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+    return torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
 
 
 def target(kind: Literal["mixed", "cycle"], seed: int = 0) -> Weights:

@@ -13,13 +13,17 @@ from tests.adapters.lightllm.harness.virtual_cuda.tensors import replace
 def patch() -> None:
     distributed = torch.distributed
     barrier = distributed.barrier
+
+    def any_barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return barrier(group, async_op)
+
     replace(
         distributed,
         init_process_group=with_gloo(distributed.init_process_group, position=0),
         new_group=with_gloo(distributed.new_group, position=2),
-        barrier=lambda group=None, async_op=False, device_ids=None: barrier(group, async_op),
+        barrier=any_barrier,
     )
-    register = torch.library.Library.impl
+    register: Callable[..., Any] = torch.library.Library.impl
 
     def register_on_cpu(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any) -> Any:
         key = "CPU" if self.ns == "lightllm" and dispatch_key == "CUDA" else dispatch_key

@@ -18,7 +18,7 @@ from triton.runtime import interpreter
 from tests.adapters.lightllm.harness.job import Kernels
 from tests.adapters.lightllm.harness.virtual_cuda import twins
 from tests.adapters.lightllm.harness.virtual_cuda.runtime import CAPABILITY
-from tests.adapters.lightllm.harness.virtual_cuda.tensors import replace
+from tests.adapters.lightllm.harness.virtual_cuda.tensors import constantly, replace
 
 Arguments = dict[str, Any]
 Watcher = Callable[[Arguments], None]
@@ -36,7 +36,7 @@ TOLERANCE = 1e-5
 """Largest difference, absolute or relative, between a kernel and its twin in float32."""
 
 
-class TwinMismatch(AssertionError):
+class TwinMismatchError(AssertionError):
     """A twin wrote other values than the kernel it stands for."""
 
 
@@ -50,14 +50,16 @@ def patch() -> None:
     executor = interpreter.GridExecutor
     # Host arguments share their storage with the device's here: copying back would be a copy onto itself of every
     # storage that a launch touches, the whole KV pool included.
-    replace(executor, _restore_args_dev=lambda self, *args: None)
+    replace(executor, _restore_args_dev=constantly(None))
     replace(executor, __call__=launching(executor.__call__))
-    # The interpreter patches triton.language anew at every launch and at every call of a device function. A process
-    # that only interprets needs it once.
+    # The interpreter patches triton.language anew at every launch and at every call of a device function: once is
+    # enough for a process that only interprets.
     replace(interpreter, _patch_lang=patch_language_once())
     # MLA's decode asks a compiled kernel for its registers to choose a grid.
-    compiled = types.SimpleNamespace(n_regs=64, metadata=types.SimpleNamespace(shared=0), _init_handles=lambda: None)
-    replace(interpreter.InterpretedFunction, warmup=lambda self, *args, **kwargs: compiled)
+    compiled = types.SimpleNamespace(
+        n_regs=64, metadata=types.SimpleNamespace(shared=0), _init_handles=constantly(None)
+    )
+    replace(interpreter.InterpretedFunction, warmup=constantly(compiled))
 
 
 def launching(interpret: Callable[..., None]) -> Callable[..., None]:
@@ -91,7 +93,11 @@ def by_name(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments
 
 
 def compare(name: str, twin: Callable[..., None], arguments: Arguments, interpret: Callable[[Arguments], None]) -> None:
-    """Run kernel and twin on copies of the same arguments; raise :class:`TwinMismatch` unless all tensors agree."""
+    """Run kernel and twin on copies of the same arguments.
+
+    Raises:
+        TwinMismatchError: a tensor differs afterwards.
+    """
     expected, actual = ({key: copy(value) for key, value in arguments.items()} for _ in range(2))
     interpret(expected)
     twin(**actual)
@@ -100,7 +106,7 @@ def compare(name: str, twin: Callable[..., None], arguments: Arguments, interpre
             value.double(), actual[key].double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
         ):
             worst = (value.double() - actual[key].double()).abs().max().item()
-            raise TwinMismatch(f"{name}: the twin's {key} differs from the kernel's by up to {worst:g}")
+            raise TwinMismatchError(f"{name}: the twin's {key} differs from the kernel's by up to {worst:g}")
     compared[name] += 1
 
 
@@ -115,7 +121,7 @@ def copy(value: Any) -> Any:
 
 def patch_language_once() -> Callable[..., Any]:
     done: list[bool] = []
-    scope = types.SimpleNamespace(restore=lambda: None)
+    scope = types.SimpleNamespace(restore=constantly(None))
 
     def patch_language(fn: object) -> Any:
         if not done:
@@ -134,10 +140,11 @@ def patch_language_once() -> Callable[..., Any]:
 class Driver:
     """The driver of a virtual device, as far as LightLLM and Triton ask it."""
 
-    class utils:  # noqa: N801 - Triton's name
-        @staticmethod
-        def get_device_properties(device: int = 0) -> dict[str, int]:
-            return {"multiprocessor_count": 8, "max_num_regs": 65536, "max_shared_mem": 166912, "warpSize": 32}
+    utils = types.SimpleNamespace(
+        get_device_properties=constantly(
+            {"multiprocessor_count": 8, "max_num_regs": 65536, "max_shared_mem": 166912, "warpSize": 32}
+        )
+    )
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

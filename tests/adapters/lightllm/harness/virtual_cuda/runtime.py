@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.adapters.lightllm.harness.virtual_cuda.tensors import replace
+from tests.adapters.lightllm.harness.virtual_cuda.tensors import constantly, replace
 
 DEVICES = 2
 MEMORY_BYTES = 4 * 1024**3
@@ -65,8 +65,8 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def __enter__(self) -> "Stream":
-        return self
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, *args: object) -> None:
         pass
@@ -113,20 +113,26 @@ def patch() -> None:
         "graph_pool_handle": (0, 0),
         "mem_get_info": (MEMORY_BYTES, MEMORY_BYTES),
     }
-    zeros = "memory_allocated memory_reserved max_memory_reserved max_memory_allocated".split()
-    silent = (
-        "init _lazy_init _lazy_call set_device synchronize empty_cache ipc_collect reset_peak_memory_stats manual_seed "
-        "manual_seed_all set_stream"
-    ).split()
-    for name in zeros:
-        constants[name] = 0
-    for name in silent:
-        constants[name] = None
+    constants |= dict.fromkeys(
+        ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"),
+        0,
+    )
+    constants |= dict.fromkeys(
+        (
+            "init",
+            "_lazy_init",
+            "_lazy_call",
+            "set_device",
+            "set_stream",
+            "synchronize",
+            "empty_cache",
+            "ipc_collect",
+            "reset_peak_memory_stats",
+            "manual_seed",
+            "manual_seed_all",
+        )
+    )
     replace(torch.cuda, **{name: constantly(value) for name, value in constants.items()})
     replace(torch.cuda, Stream=Stream, ExternalStream=Stream, Event=Event, CUDAGraph=CUDAGraph)
     replace(torch.cuda, device=nothing, stream=nothing, StreamContext=nothing, graph=nothing)
     replace(torch.version, cuda="13.0")
-
-
-def constantly(value: object) -> Any:
-    return lambda *args, **kwargs: value

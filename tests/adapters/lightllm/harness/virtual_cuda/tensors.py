@@ -7,11 +7,44 @@ from typing import Any
 import torch
 
 FACTORIES = (
-    "empty zeros ones full tensor arange rand randn randint randperm linspace logspace eye as_tensor empty_like "
-    "zeros_like ones_like full_like rand_like randn_like randint_like empty_strided asarray frombuffer tril_indices "
-    "triu_indices hann_window scalar_tensor range"
-).split()
-METHODS = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "tensor",
+    "arange",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "linspace",
+    "logspace",
+    "eye",
+    "as_tensor",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "empty_strided",
+    "asarray",
+    "frombuffer",
+    "tril_indices",
+    "triu_indices",
+    "hann_window",
+    "scalar_tensor",
+    "range",
+)
+METHODS = (
+    "new_empty",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_tensor",
+    "new_empty_strided",
+)
 
 
 def is_cuda(device: object) -> bool:
@@ -35,15 +68,32 @@ def patch() -> None:
     replace(
         torch.Tensor,
         to=copying_to(torch.Tensor.to),
-        # Real copies: LightLLM reuses its pinned buffers while the device's copy is still in use.
-        cuda=lambda self, *args, **kwargs: self.clone(),
-        cpu=lambda self, *args, **kwargs: self.clone(),
-        pin_memory=lambda self, *args: self,
-        is_pinned=lambda self, *args: True,
-        record_stream=lambda self, stream: None,
-        is_cuda=property(lambda self: True),  # LightLLM asserts it; host and device are the same here
-        get_device=lambda self: 0,
+        cuda=copied,
+        cpu=copied,
+        pin_memory=itself,
+        is_pinned=constantly(True),
+        record_stream=constantly(None),
+        is_cuda=property(constantly(True)),  # LightLLM asserts it; host and device are the same here
+        get_device=constantly(0),
     )
+
+
+def copied(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    """A real copy: LightLLM reuses its pinned buffers while the device's copy is still in use."""
+    return tensor.clone()
+
+
+def itself(tensor: torch.Tensor, *args: object) -> torch.Tensor:
+    return tensor
+
+
+def constantly(value: object) -> Any:
+    """A function that returns ``value`` whatever it is called with."""
+
+    def answer(*args: object, **kwargs: object) -> object:
+        return value
+
+    return answer
 
 
 def on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,4 +130,4 @@ def load_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 class Generator(torch._C.Generator):
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu" if is_cuda(device) else device)
+        return torch._C.Generator.__new__(cls, "cpu" if is_cuda(device) else device)  # type: ignore[call-arg] # stub

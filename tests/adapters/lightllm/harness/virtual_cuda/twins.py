@@ -127,9 +127,9 @@ def decode_attention_merge(
     B_Seqlen: Tensor,
     Mid_O: Tensor,
     Mid_O_LogExpSum: Tensor,
-    O: Tensor,
+    O: Tensor,  # noqa: E741 - the kernel's name
     BLOCK_SEQ: int,
-    **_: Any,  # noqa: E741
+    **_: Any,
 ) -> None:
     blocks = math.ceil(int(B_Seqlen.max()) / BLOCK_SEQ)
     used = torch.arange(blocks) * BLOCK_SEQ < B_Seqlen[:, None]

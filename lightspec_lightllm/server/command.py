@@ -6,9 +6,11 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,7 +19,7 @@ from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.server.app import create_app
 from lightspec_lightllm.server.engine_client import EngineClient
-from lightspec_lightllm.server.engine_process import LOG_FORMAT, EngineProcess, RunningEngine, model_name
+from lightspec_lightllm.server.engine_process import LOG_FORMAT, EngineProcess, EngineThread, RunningEngine, model_name
 from lightspec_lightllm.server.intake import Intake
 from lightspec_lightllm.server.listener import Listener, Listeners
 from lightspec_lightllm.server.messages import EngineInfo, Loading, Report
@@ -27,6 +29,9 @@ from lightspec_lightllm.server.status import StatusBoard, Totals
 from lightspec_lightllm.server.supervisor import Supervisor
 from lightspec_lightllm.server.telemetry import About, Telemetry
 from lightspec_lightllm.server.trace import TraceFile
+
+if TYPE_CHECKING:
+    from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
 
 LOADING_SECONDS = 1.0
 """A step of the start that takes longer is mentioned."""
@@ -45,14 +50,25 @@ def run_serve(config: Config, options: ServerOptions) -> int:
         EngineError: the engine does not start.
     """
     logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal that ended it again, for whoever had a handler before.
-        signal.signal(number, lambda *_: None)
+    return run_server(Server(config, options, lambda: EngineProcess(config)))
+
+
+def server_on(runtime: EmbeddedRuntime, config: Config, options: ServerOptions) -> Server:
+    """A server whose engine is a thread of this process, on a runtime that is loaded; it is not started again."""
+    return Server(config, options, lambda: EngineThread(runtime, config), max_restarts=0)
+
+
+def run_server(server: Server) -> int:
+    """See `run_serve`. Outside the main thread signals are somebody else's, and `Server.stop` ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(server.run())
+    # uvicorn raises the signal that ended it once more, for whoever had a handler before.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return asyncio.run(Server(config, options, lambda: EngineProcess(config)).run())
+        return asyncio.run(server.run())
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Server:

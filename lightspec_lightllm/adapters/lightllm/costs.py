@@ -166,7 +166,8 @@ def _measure(backend: Any, grid: Grid, config: LightLLMConfig, drafts: list[Any]
     from lightspec_lightllm.adapters.lightllm.measuring import Measurement
 
     began = last = time.monotonic()
-    logger.info(
+    log = backend.logger.info  # LightLLM's processes print nothing of other loggers below a warning
+    log(
         "measuring what rounds cost: %d target and %d drafter sizes at contexts %s, kept for the next start",
         *(len(grid.rows), len(grid.draft_rows), list(grid.contexts)),
     )
@@ -175,7 +176,7 @@ def _measure(backend: Any, grid: Grid, config: LightLLMConfig, drafts: list[Any]
         nonlocal last
         if time.monotonic() - last >= 10:
             last = time.monotonic()
-            logger.info("measuring what rounds cost: %d of %d shapes", done, total)
+            log("measuring what rounds cost: %d of %d shapes", done, total)
 
     times = Measurement(
         backend.model,
@@ -185,7 +186,7 @@ def _measure(backend: Any, grid: Grid, config: LightLLMConfig, drafts: list[Any]
         options=config.costs,
         max_draft_steps=config.planner.max_draft_steps,
     ).run(progress)
-    logger.info("measured what rounds cost in %.0f s", time.monotonic() - began)
+    log("measured what rounds cost in %.0f s", time.monotonic() - began)
     return times
 
 

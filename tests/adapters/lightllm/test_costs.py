@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -162,7 +163,14 @@ def backend_of(folder: Path, model: Model, *drafts: Model) -> Any:
         quant_type="none",
         llm_kv_type="None",
     )
-    return SimpleNamespace(model=model, draft_models=list(drafts), args=args, world_size=1, rank_in_node=0)
+    return SimpleNamespace(
+        model=model,
+        draft_models=list(drafts),
+        args=args,
+        world_size=1,
+        rank_in_node=0,
+        logger=logging.getLogger(__name__),
+    )
 
 
 def stored(folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """Offers requests to a server: Poisson arrivals or a closed loop, a limit of requests in flight, an end on demand."""
 
 import asyncio
-import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -82,8 +81,6 @@ async def run_load(
             for request in requests:
                 request.cancel()
 
-    gc.collect()
-    gc.freeze()  # what exists by now is not looked through again while answers are timed
     lags: list[float] = []
     watch = asyncio.create_task(_watch(lags))
     began, cpu = clock(), time.process_time()
@@ -97,7 +94,6 @@ async def run_load(
     await asyncio.gather(run, stopped, watch, return_exceptions=True)
     if not interrupted:
         run.result()  # raises what a request raised: a fault of this program
-    gc.unfreeze()
     return LoadResult(
         outputs=tuple(outputs[number] for number in sorted(outputs)),
         duration=duration,

@@ -1,6 +1,7 @@
 """Takes the runs of a command one after the other: empty the cache, warm up, read counters, load, read them again."""
 
 import asyncio
+import gc
 from dataclasses import dataclass
 
 from lightspec_lightllm.bench.datasets import Dataset
@@ -39,6 +40,8 @@ class Measurement:
         if self.stop.is_set():
             return None
         before = await self.server.read_metrics()
+        gc.collect()
+        gc.freeze()  # what exists by now is not looked through again while answers are timed
         result = await run_load(
             self.sender.send,
             worded(prompts, options.prompt_template),
@@ -47,6 +50,7 @@ class Measurement:
             stop=self.stop,
             on_finish=self.progress.request_finished,
         )
+        gc.unfreeze()
         run = Run(
             dataset=dataset,
             load=load,

@@ -191,7 +191,7 @@ class Sender:
             arrivals.ended = True
             return
         try:
-            event: Any = json.loads(data)
+            event: Any = json.loads(data.decode())
             piece = self.api.read(event)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             shown = data.decode("utf-8", errors="replace")

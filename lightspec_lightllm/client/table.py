@@ -1,5 +1,6 @@
 """What a command measured: a row per run and, below, what must be known to read it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from lightspec_lightllm.client.options import ClientOptions
 from lightspec_lightllm.client.run import Run
 
 LATE_MS, BUSY = 10.0, 0.8
-"""From where on the client itself is suspected: 99th percentile of its lag, and its share of a processor."""
+"""From where on times are those of the client: 99th percentile of its lag, and its share of a processor."""
 MAX_ERRORS_SHOWN = 10
 HEADINGS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "client_queue_time": "queued"}
 
@@ -50,9 +51,10 @@ def result_table(runs: list[Run], options: ClientOptions, model: str) -> Rendera
 
 def columns_of(runs: list[Run], options: ClientOptions) -> list[Column]:
     """The columns that any of the runs has something to show in."""
-    columns = [
-        Column("in\nflight", lambda run: number_of(run.load.max_concurrency, "d")),
-        Column("offered\nreq/s", lambda run: f"{run.load.request_rate:g}"),
+    columns = [Column("in\nflight", lambda run: number_of(run.load.max_concurrency, "d"))]
+    if any(math.isfinite(run.load.request_rate) for run in runs):
+        columns.append(Column("offered\nreq/s", lambda run: f"{run.load.request_rate:g}"))
+    columns += [
         Column("\nok", lambda run: f"{run.metrics.completed}"),
         Column("\nfailed", lambda run: f"{run.metrics.failed}"),
         Column("\nreq/s", lambda run: f"{run.metrics.request_throughput:.2f}"),
@@ -124,10 +126,12 @@ def _notes(run: Run) -> list[str]:
         lines.append(f"{run.truncated} answers were cut at the limit of tokens, which makes many of them wrong")
     if run.answers and run.answers.limits:
         lines.append(f"code was run within {run.answers.limits}")
-    if run.result.client_lag_p99_ms > LATE_MS or run.result.client_cpu > BUSY:
+    late, share = run.result.client_lag_p99_ms, f"{100 * run.result.client_cpu:.0f} % of a processor"
+    if run.result.client_cpu > BUSY:
+        lines.append(f"the client was the bottleneck: it took {share}; times are late by up to {late:.0f} ms (p99)")
+    elif late > LATE_MS:
         lines.append(
-            f"the client may be the bottleneck: late by {run.result.client_lag_p99_ms:.1f} ms (p99), "
-            f"{100 * run.result.client_cpu:.0f} % of a processor"
+            f"times are late by up to {late:.0f} ms (p99): this machine let the client wait, which took {share} itself"
         )
     return lines
 

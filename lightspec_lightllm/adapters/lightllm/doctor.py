@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from lightspec_lightllm import __version__
 from lightspec_lightllm.adapters.lightllm import arguments, costs, patching, signatures
+from lightspec_lightllm.adapters.lightllm.expected import EXPECTED
 from lightspec_lightllm.adapters.lightllm.hooks import HOOKS
 from lightspec_lightllm.config import parse_mapping
 from lightspec_lightllm.engine.fetch import cache_dir
@@ -80,12 +81,12 @@ def _versions() -> str:
 def _examine_source(package: Path) -> Iterator[Finding]:
     found = version_of("lightllm")
     yield Finding("ok", f"LightLLM in {package}" + (f", version {found}" if found else ""))
-    expectations = [*(hook.expectation for hook in HOOKS), *signatures.EXPECTED]
+    expectations = [*(hook.expectation for hook in HOOKS), *EXPECTED]
     wrong = signatures.compare(package, expectations)
     for mismatch in wrong:
         yield Finding("problem", f"{mismatch}; install LightLLM at commit {signatures.COMMIT}")
     if not wrong:
-        yield Finding("ok", f"all {len(HOOKS)} hook targets and {len(signatures.EXPECTED)} other signatures fit")
+        yield Finding("ok", f"all {len(HOOKS)} hook targets and {len(EXPECTED)} other signatures fit")
 
 
 def _examine_patch(package: Path) -> Iterator[Finding]:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import lightspec_lightllm
 from lightspec_lightllm.adapters.lightllm import hooks, signatures
 from lightspec_lightllm.adapters.lightllm.arguments import add_arguments, resolve
+from lightspec_lightllm.adapters.lightllm.expected import EXPECTED
 from lightspec_lightllm.adapters.lightllm.options import current
 from lightspec_lightllm.errors import HostError, LightspecError
 
@@ -82,10 +84,16 @@ def wrap_start_args(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _announce(args: Any) -> None:
+    show_log()
+    strategy = args.lightspec["planner"]["strategy"]
+    logger.info("dynamic MTP is on: %s, %s, K = %d", strategy, args.mtp_mode, args.mtp_step)
+
+
+def show_log() -> None:
+    """Print this package's log lines as LightLLM prints its own; its processes print no others."""
     from lightllm.utils.log_utils import init_logger
 
-    strategy = args.lightspec["planner"]["strategy"]
-    init_logger(__name__).info(f"dynamic MTP is on: {strategy}, {args.mtp_mode}, K = {args.mtp_step}")
+    init_logger(lightspec_lightllm.__name__)
 
 
 def check(args: Any) -> dict[str, Any] | None:
@@ -98,7 +106,7 @@ def check(args: Any) -> dict[str, Any] | None:
     config = resolve(args)
     if config is None:
         return None
-    if wrong := signatures.compare(signatures.package_folder(), signatures.EXPECTED):
+    if wrong := signatures.compare(signatures.package_folder(), EXPECTED):
         raise HostError(
             f"--dynamic_mtp needs LightLLM at commit {signatures.COMMIT}, or one with the same signatures: "
             f"{'; '.join(map(str, wrong))}; start without --dynamic_mtp, or install that commit"
@@ -136,6 +144,7 @@ class Carried:
 
     def __call__(self, *given: Any) -> Any:
         hooks.install()
+        show_log()
         return hooks.original(self.target)(*given)
 
 

@@ -154,63 +154,11 @@ def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    return [
+        name.id for target in targets if target is not None for name in ast.walk(target) if isinstance(name, ast.Name)
+    ]
 
 
 def _fields(node: ast.AST) -> list[str]:
     body = node.body if isinstance(node, ast.ClassDef) else []
     return [name for statement in body if isinstance(statement, ast.AnnAssign) for name in _names(statement)]
-
-
-_ROUTER = "lightllm.server.router"
-_MODEL_INFER = f"{_ROUTER}.model_infer"
-_MODES = f"{_MODEL_INFER}.mode_backend"
-_MODEL = "lightllm.common.basemodel"
-
-EXPECTED: tuple[Expectation, ...] = (
-    Expectation(
-        "lightllm.server.core.objs.start_args_type:StartArgs",
-        fields=(
-            "model_dir", "run_mode", "dp", "nnodes", "tp", "running_max_req_size", "graph_max_batch_size",
-            "disable_cudagraph", "llm_decode_att_backend", "llm_kv_type", "mtp_mode", "mtp_draft_model_dir",
-            "mtp_step", "enable_ep_moe", "enable_prefill_microbatch_overlap", "enable_decode_microbatch_overlap",
-            "enable_tpsp_mix_mode", "enable_prefill_decode_mixed", "output_constraint_mode", "token_healing_mode",
-            "first_token_constraint_mode", "diverse_mode", "use_reward_model", "penalty_counter_mode",
-        ),
-    ),
-    Expectation("lightllm.server.api_cli:make_argument_parser", "()"),
-    Expectation("lightllm.server.api_server:launch_server", "(args)"),
-    Expectation("lightllm.utils.envs_utils:get_env_start_args", "()"),
-    Expectation("lightllm.utils.log_utils:init_logger", "(name)"),
-    Expectation("lightllm.utils.shm_port_args:get_shm_port_args", "(create=False)"),
-    Expectation("lightllm.server.metrics.manager:MetricClient.counter_inc_by", "(self, *args, **kwargs)"),
-    Expectation("lightllm.server.metrics.manager:MetricServer.exposed_counter_inc_by", "(self, name, amount)"),
-    Expectation(f"{_MODES}.base_backend:ModeBackend.init_model", "(self, kvargs)"),
-    Expectation(f"{_MODES}.base_backend:ModeBackend.init_mtp_draft_model", "(self, main_kvargs)"),
-    Expectation(f"{_MODES}.chunked_prefill.impl:ChunkedPrefillBackend.__init__", "(self)"),
-    Expectation(
-        f"{_MODES}.chunked_prefill.impl:ChunkedPrefillBackend.prefill_mtp", "(self, event_pack, prefill_reqs)"
-    ),
-    Expectation(f"{_MODES}.chunked_prefill.impl:ChunkedPrefillBackend.decode_mtp", "(self, event_pack, decode_reqs)"),
-    Expectation(
-        f"{_MODES}.mtp_pre_process:prepare_mtp_prefill_inputs",
-        "(model_input, b_next_token_ids, mtp_draft_input_hiddens)",
-    ),
-    Expectation(
-        f"{_MODEL}.batch_objs:ModelInput",
-        fields=(
-            "batch_size", "total_token_num", "max_q_seq_len", "max_kv_seq_len", "input_ids", "b_req_idx",
-            "b_mtp_index", "b_seq_len", "mem_indexes", "mem_indexes_cpu", "is_prefill", "b_position_delta",
-            "multimodal_params", "mtp_draft_input_hiddens",
-        ),
-    ),
-    Expectation(
-        f"{_MODEL}.triton_kernel.mtp_utils:mtp_verify",
-        "(req_to_next_token_ids, b_req_mtp_start_loc, new_next_token_ids, b_req_idx)",
-    ),
-    Expectation(
-        f"{_MODEL}.triton_kernel.mtp_utils:mtp_scatter_next_token_ids",
-        "(req_to_next_token_ids, b_req_mtp_start_loc, all_next_token_ids, b_req_idx, mtp_accept_len)",
-    ),
-)  # fmt: skip
-"""What dynamic mode relies on besides the targets of `hooks.HOOKS`, which are compared in every process."""

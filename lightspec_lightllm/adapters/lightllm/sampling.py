@@ -197,7 +197,7 @@ class RowSampler:
         """
         noise = torch.empty_like(probs).exponential_()
         if seeded:
-            ops.exponential_noise(self._seed[at], rows.seq_len.long(), probs.shape[1], out=noise)
+            ops.exponential_noise(self._seed[at], rows.seq_len.long(), probs.shape[1], noise)
         return noise
 
     def _sample_truncated(self, probs: torch.Tensor, at: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,189 @@
+"""Dynamic rounds on LightLLM's real backend: the text is the target's own, whatever is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.adapters.lightllm.conftest import RunBackend
+from tests.adapters.lightllm.dynamic import MODES, dynamic_job
+from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Request
+from tests.adapters.lightllm.harness.models import Models, cycle_text
+from tests.adapters.lightllm.harness.reference import Reference
+from tests.adapters.lightllm.harness.workload import PROMPTS, mtp_job, requests
+
+pytestmark = pytest.mark.lightllm
+
+ADVERSARIES = ("random_plans", "everything", "nothing_verified", "long_rests")
+
+
+def text(reference: Reference, job: Job) -> list[list[int]]:
+    """Transformers' text for each request."""
+    return [list(reference.text(job.target, one.prompt, one.max_new_tokens).tokens) for one in job.requests]
+
+
+def assert_dynamic(result: JobResult) -> None:
+    """The plugin's backend ran, and no KV slot is lost or owned twice."""
+    for rank in result.ranks:
+        assert rank.backend == "DynamicMtpBackend"
+        assert rank.slots.intact, rank.slots
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [2, 15])
+def test_random_budgets_and_steps_keep_the_text(
+    mode: str, steps: int, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(tiny_models, mode, steps, planner="random_plans")
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+    rows = {rows for step in result.rounds for rows in step.rows}
+    assert {1, 2} <= rows <= set(range(1, 2 + steps)), "requests of one round must differ in their rows"
+    assert max(length for step in result.rounds for length in step.accepted) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [2, 7, 11, 15])
+@pytest.mark.parametrize("drafter", ["random", "half"])
+@pytest.mark.parametrize("planner", [*ADVERSARIES, None])
+def test_any_planner_with_any_drafter_keeps_the_text(
+    mode: str,
+    steps: int,
+    drafter: str,
+    planner: str | None,
+    *,
+    tiny_models: Models,
+    run_backend: RunBackend,
+    reference: Reference,
+) -> None:
+    if mode == "vanilla_with_att" and planner == "long_rests":
+        planner = "random_plans"
+    job = dynamic_job(tiny_models, mode, steps, drafter, planner=planner)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_configured_planner_keeps_the_text(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(tiny_models, mode, 7)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
+    mode: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    dynamic = dynamic_job(tiny_models, mode, 7, planner="random_plans")
+    fixed = mtp_job(tiny_models, mode, 7, "half")
+    plain = dataclasses.replace(fixed, mtp_mode=None, mtp_step=0, drafts=())
+    assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
+
+
+@pytest.mark.parametrize("mode", ["eagle_no_att", "vanilla_with_att"])
+def test_accepting_every_draft_would_be_noticed(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    control = "tests.adapters.lightllm.harness.controls:accept_all"
+    job = dynamic_job(tiny_models, mode, 3, planner="everything", setup=(control,))
+    result = run_backend(job)
+    assert result.ranks[0].notes["overruled"] > 0
+    assert result.tokens != text(reference, job)
+
+
+@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    long = tuple(range(10, 60))
+    job = dynamic_job(
+        tiny_models,
+        mode,
+        5,
+        planner="random_plans",
+        requests=(
+            Request(long),
+            Request(long, after=(0, FINISHED)),
+            Request(PROMPTS[0]),
+            Request(PROMPTS[1], max_new_tokens=60, abort_after=8),
+        ),
+        batch_max_tokens=32,
+        chunked_prefill_size=16,
+    )
+    right = text(reference, job)
+    stop = right[2][9]
+    stopping = Request(PROMPTS[0], sampling={"stop_sequences": [[stop]]})
+    result = run_backend(dataclasses.replace(job, requests=(*job.requests[:2], stopping, job.requests[3])))
+    again, stopped, aborted = result.outcomes[1:]
+    assert result.tokens[:2] == right[:2]
+    assert again.cached_tokens >= len(long) - 1
+    assert stopped.finish_reason == "stop"
+    assert list(stopped.tokens) == right[2][: right[2].index(stop) + 1]
+    assert aborted.finish_reason == "abort"
+    assert list(aborted.tokens) == right[3][: len(aborted.tokens)]
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(
+        tiny_models,
+        mode,
+        5,
+        planner="random_plans",
+        requests=requests(40),
+        max_total_token_num=120,
+        max_req_total_len=80,
+        batch_max_tokens=64,
+        chunked_prefill_size=64,
+    )
+    result = run_backend(job)
+    assert result.ranks[0].pauses > 0
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_is_right_again(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = dynamic_job(
+        tiny_models, "eagle_with_att", 3, "always", kind="cycle", planner="long_rests", requests=requests(60)
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 60) for prompt in PROMPTS]
+    assert_dynamic(result)
+    assert len(result.forwards(prefill=True)) > 1, "nothing was sent back to prefill"
+    lengths = result.accept_lengths(0)
+    first_rest = lengths.index(1, 1)
+    assert 4 in lengths[first_rest:], "the drafts after a rest are right again"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_drafter_that_knows_the_target_is_accepted_whole(
+    mode: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = dynamic_job(tiny_models, mode, 15, "always", kind="cycle", planner="everything", requests=requests(64))
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 64) for prompt in PROMPTS]
+    assert_dynamic(result)
+    for request in range(len(PROMPTS)):
+        first, *others, _ = result.accept_lengths(request)
+        assert first > 1, "the prefill's own draft is verified in the first round"
+        assert set(others) == {16}
+
+
+def test_drafts_that_are_always_wrong_end_drafting(tiny_models: Models, run_backend: RunBackend) -> None:
+    job = dynamic_job(tiny_models, "eagle_no_att", 7, "never", kind="cycle", requests=requests(80))
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 80) for prompt in PROMPTS]
+    late = [rows for step in result.rounds[50:] for rows in step.rows]
+    assert late.count(1) > 0.8 * len(late)

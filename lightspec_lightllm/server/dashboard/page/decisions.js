@@ -71,6 +71,7 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
     text, x: 0, y, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false,
     font: { color: colours.muted, size: 12 },
   });
+  const mostRequests = Math.max(1, ...last("running"), ...last("waiting"));
   const marks = { 60: [60, 45, 30, 15], 180: [180, 120, 60], 600: [600, 480, 360, 240, 120] }[seconds];
   const strip = (domain, more) => axis(colours, { domain, showgrid: false, nticks: 4, ...more });
   return {
@@ -92,7 +93,7 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
       }),
       yaxis: strip([0.68, 1], { dtick: Math.ceil(most / 4), tick0: 1, range: [0.75, 1.25 + most] }),
       yaxis2: strip([0.32, 0.6], { dtick: Math.ceil(most / 4), range: [-0.5, 0.5 + most] }),
-      yaxis3: strip([0, 0.24], { rangemode: "tozero", range: [0, Math.max(1, ...last("running"), ...last("waiting")) * 1.15], tickformat: "d" }),
+      yaxis3: strip([0, 0.24], { range: [0, 1.15 * mostRequests], ...(mostRequests < 4 ? { dtick: 1 } : {}) }),
       annotations: [
         label("Verify rows per request", 1), label("Draft steps", 0.6),
         label("Requests: running (filled), waiting (dotted)", 0.24),

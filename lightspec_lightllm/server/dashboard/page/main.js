@@ -25,8 +25,11 @@ const plots = [
 const fillTiles = makeTiles(at("tiles"));
 const fillPlans = makePlans(at("plans"));
 
+const EVERY = { 60: 1, 180: 2, 600: 5 }; // seconds between two drawings of the charts: a long stretch changes slowly
+
 let seconds = 60;
 let until = null; // the last second shown, or null: the newest there is
+let drawn = null; // the last second that the charts were drawn for
 
 function view() {
   const newest = feed.buckets.at(-1)?.t ?? Math.floor(Date.now() / 1000);
@@ -36,16 +39,22 @@ function view() {
 }
 
 function render() {
+  drawn = null;
+  follow();
+}
+
+function follow() {
   showState();
   if (document.hidden || !feed.about) return;
   const shown = view();
   const idle = !feed.buckets.some(({ rounds }) => rounds > 0);
   at("empty").hidden = !idle;
-  document.body.classList.toggle("idle", idle);
   fillTiles(shown);
   fillPlans(shown);
   fillStages(shown);
   showScrub(shown);
+  if (drawn !== null && Math.abs(shown.end - drawn) < EVERY[seconds]) return;
+  drawn = shown.end;
   for (const plot of plots) plot.show(shown);
 }
 
@@ -133,5 +142,5 @@ at("copy").addEventListener("click", async () => {
   setTimeout(() => { at("copy").textContent = "Copy"; }, 2000);
 });
 
-feed.addEventListener("change", render);
+feed.addEventListener("change", follow);
 feed.connect();

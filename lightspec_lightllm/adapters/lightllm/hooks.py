@@ -109,6 +109,30 @@ HOOKS: tuple[Hook, ...] = (
         "it times shapes that no dynamic round has",
     ),
     Hook(
+        "lightllm.common.basemodel.attention.fa3.fp:Fa3AttBackend.create_att_decode_state",
+        f"{_OWN}.attention.fa3:wrap_create_state",
+        "(self, infer_state)",
+        "requests with different numbers of rows on FlashAttention 3",
+    ),
+    Hook(
+        "lightllm.common.basemodel.attention.fa3.mla:MlaFa3AttBackend.create_att_decode_state",
+        f"{_OWN}.attention.fa3:wrap_create_state",
+        "(self, infer_state)",
+        "the same for MLA",
+    ),
+    Hook(
+        "lightllm.common.basemodel.attention.fa3.fp8:Fp8Fa3AttBackend.create_att_decode_state",
+        f"{_OWN}.attention.fa3:wrap_create_fp8_state",
+        "(self, infer_state)",
+        "the same for an fp8 cache",
+    ),
+    Hook(
+        "lightllm.common.basemodel.attention.linear.gdn:LinearAttBackend.create_att_decode_state",
+        f"{_OWN}.attention.linear:wrap_create_state",
+        "(self, infer_state)",
+        "the same for linear attention",
+    ),
+    Hook(
         "lightllm.server.metrics.metrics:Monitor.init_metrics",
         f"{_OWN}.exposition:wrap_init_metrics",
         "(self, args)",

@@ -163,7 +163,7 @@ def mla_sees_for_each_row_what_it_should() -> None:
             state.init_state()
             control = AttControl(mla_decode=True, mla_decode_dict={"softmax_scale": 0.1})
             with mock.patch.object(mla, "flash_attn_with_kvcache", flash_mla):
-                out = state.decode_att(queries.split([RANK, ROPE], dim=-1), cache, None, control)
+                out = state.decode_att((queries[..., :RANK], queries[..., RANK:]), cache, None, control)
             expected = row_by_row(info, queries, cache, cache[:, :, :RANK], 0.1)
             torch.testing.assert_close(out, expected)
 
@@ -338,10 +338,10 @@ class DeltaNet:
         window, memory, out = self.windows[request], self.memories[request], []
         values = self.value_heads * self.dim
         for number, row in enumerate(rows):
-            mixed, _, b, a = row.split([self.channels, values, self.value_heads, self.value_heads])
+            mixed, _, b, a = torch.split(row, [self.channels, values, self.value_heads, self.value_heads])
             window = torch.cat([window, mixed[None]])[-self.width :]
             mixed = torch.nn.functional.silu((window.T * self.filter).sum(dim=1))
-            q, k, v = mixed.split([self.key_heads * self.dim, self.key_heads * self.dim, values])
+            q, k, v = torch.split(mixed, [self.key_heads * self.dim, self.key_heads * self.dim, values])
             q, k = (part / (part.square().sum() + 1e-6).sqrt() for part in (q, k))
             gate = -self.decay.exp() * torch.nn.functional.softplus(a + self.shift)
             memory = memory * gate.exp()[:, None, None]

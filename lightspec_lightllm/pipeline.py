@@ -111,7 +111,7 @@ class MTPPipeline:
             RequestError: a prompt that does not fit, or a parameter that is unknown or out of range.
         """
         chosen = self._params(params)
-        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], str):
+        if isinstance(prompt, str) or (prompt and not isinstance(prompt[0], str)):
             return self._run([prompt], chosen)[0]  # type: ignore[list-item] # a list of strings was ruled out
         return self._run(list(prompt), chosen)  # type: ignore[arg-type] # as above
 

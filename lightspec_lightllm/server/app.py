@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -86,22 +87,31 @@ def _explain(error: RequestValidationError) -> BadRequestError:
     """The first complaint, with the field it is about; of the cases of a union the one that got furthest."""
     complaints = error.errors()
     field = complaints[0]["loc"][:2]
-    first = max((one for one in complaints if one["loc"][:2] == field), key=lambda one: len(one["loc"]))
+    first = max((one for one in complaints if one["loc"][:2] == field), key=_progress)
     place = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return BadRequestError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     param = ".".join(part for part in place if not _CASE.search(part)) or None
     if first["type"] == "value_error":
+        # Of several fields together: the message begins with the name of one.
         message = str(first["ctx"]["error"])
+        name, colon, rest = message.partition(": ")
+        if colon and name.isidentifier():
+            param, message = ".".join([*filter(None, [param]), name]), rest
     elif first["type"] == "extra_forbidden":
         message = "this field is not known to this server"
     elif first["type"] == "missing":
         message = "this field is required" if param else "a JSON body is required"
     else:
         message = f"{first['msg'][0].lower()}{first['msg'][1:]}, got {shown(first['input'])}"
-    if param is not None and not message.startswith(param):
+    if param is not None:
         message = f"{param}: {message}"
     return BadRequestError(message.encode("ascii", "backslashreplace").decode(), param=param)
+
+
+def _progress(complaint: Mapping[str, Any]) -> tuple[int, bool]:
+    """How far the check of a union's case got: how deep, and whether past the type."""
+    return len(complaint["loc"]), not complaint["type"].endswith("_type")
 
 
 _CASE = re.compile(r"[\[(]|^(str|constrained-str|constrained-int)$")

@@ -24,7 +24,7 @@ class Bucket:
     ``t`` the second (Unix time), ``rounds``, ``running`` and ``waiting`` (requests, last seen), ``probes``;
     ``rows``, ``steps``, ``made``: sums of B, d as planned, d as drafted; ``error``: sum over ``timed`` rounds of
     ``|measured - predicted| / predicted``;
-    ``decisions``: [budget per request in halves, d, rounds];
+    ``decisions``: [budget per request in halves, d as drafted, rounds];
     ``stages``: by stage [bin, rounds], bin b beginning at ``10^(b / 16)`` microseconds; ``stage_ms``: sums by stage;
     ``tried``, ``right``: counts by depth; ``by_depth``, ``survival``, ``confidence``: [counts, sums of the foretold
     probability, counts of the accepted];
@@ -77,7 +77,7 @@ class Bucket:
                 self._sums[name] += number  # type: ignore[assignment]  # as above
             if len(self._points) < MAX_POINTS:
                 self._points.append((event.predicted_ms, event.measured_ms, event.num_requests))
-        self._decisions[round(2 * event.verify_rows / event.num_requests), event.draft_steps] += 1
+        self._decisions[round(2 * event.verify_rows / event.num_requests), event.steps_made] += 1
         for stage, milliseconds in zip(STAGES, event.stage_ms, strict=True):
             self._stages[stage][_time_bin(milliseconds)] += 1
             self._stage_ms[stage] += milliseconds

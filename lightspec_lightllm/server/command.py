@@ -124,8 +124,12 @@ class Server:
             with _bound(self.options) as listener:
                 await self._supervisor.start()
                 url = f"http://{self.options.host}:{listener.getsockname()[1]}"
-                logger.info("%s is served at %s (dashboard: /lightspec/, metrics: /metrics)", self.served_name, url)
-                on_ready(url)
+
+                def listening() -> None:
+                    logger.info("%s is served at %s (dashboard: /lightspec/, metrics: /metrics)", self.served_name, url)
+                    on_ready(url)
+
+                self._front.on_listening = listening
                 await self._front.serve(sockets=[listener])
         finally:
             await self._supervisor.stop()
@@ -144,11 +148,17 @@ class Server:
 
 
 class _Front(uvicorn.Server):
-    """Tells when it begins to drain."""
+    """Tells when it listens, and when it begins to drain."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+        self.on_listening: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_listening()
 
     def drain(self) -> None:
         self.should_exit = True

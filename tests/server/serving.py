@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,7 +92,7 @@ class Client:
     def post(self, path: str, body: Any) -> Reply:
         return self.call("POST", path, body)
 
-    def events(self, path: str, body: Any) -> Iterator[Any]:
+    def events(self, path: str, body: Any) -> Generator[Any, None, None]:
         """What follows ``data:`` of each event; JSON read, ``[DONE]`` as it is."""
         connection = self.open("POST", path, body)
         try:

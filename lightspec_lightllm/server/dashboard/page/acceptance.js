@@ -5,13 +5,16 @@ import { axis, layout } from "./plots.js";
 import { calibrationError, ratio } from "./sums.js";
 import { count, percent } from "./words.js";
 
+const LEAST = 10; // drafts of a position below which their share says too little to be drawn
+
 /** By draft position: accepted if all before were (bars); accepted at all, foretold and observed (lines). */
 export function positions({ total, most }, colours) {
   const x = Array.from({ length: most }, (_, at) => at + 1);
-  const share = x.map((_, at) => ratio(total.right[at] ?? 0, total.tried[at] ?? 0));
+  const known = (some, all) => (all >= LEAST ? some / all : null);
+  const share = x.map((_, at) => known(total.right[at] ?? 0, total.tried[at] ?? 0));
   const [verified, foretold, right] = total.by_depth ?? [[], [], []];
   const line = (list, name, colour, dash) => ({
-    type: "scatter", mode: "lines+markers", name, x, y: x.map((_, at) => ratio(list[at] ?? 0, verified[at] ?? 0)),
+    type: "scatter", mode: "lines+markers", name, x, y: x.map((_, at) => known(list[at] ?? 0, verified[at] ?? 0)),
     customdata: x.map((_, at) => count(verified[at] ?? 0)), line: { color: colour, width: 2, dash }, marker: { size: 7 },
     hovertemplate: `Draft %{x}, ${name}: %{y:.1%}<br>of %{customdata} with a row<extra></extra>`,
   });
@@ -30,7 +33,7 @@ export function positions({ total, most }, colours) {
       yaxis: axis(colours, { range: [0, 1.02], tickformat: ".0%", nticks: 6 }),
     }),
     note: tried
-      ? `First drafts are accepted in ${percent(share[0])} of ${count(total.tried[0])} trials; a draft with a row in ${percent(ratio(total.accepted, total.verified))}.`
+      ? `First drafts are accepted in ${percent(ratio(total.right[0], total.tried[0]))} of ${count(total.tried[0])} trials; a draft with a row in ${percent(ratio(total.accepted, total.verified))}.`
       : total.rounds ? "No draft was verified in the time shown." : "No rounds in the time shown.",
   };
 }

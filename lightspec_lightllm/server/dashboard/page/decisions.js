@@ -8,34 +8,50 @@ import { ago, number, percent } from "./words.js";
 const range = (first, last, step = 1) =>
   Array.from({ length: Math.round((last - first) / step) + 1 }, (_, at) => first + at * step);
 
-const rowsPerRequest = (most) => range(1, 1 + most, 0.5);
+const SMALL = 8; // most draft steps up to which budgets are told by halves of a row, and cells have room for figures
+
+/** The budgets that are told apart, in verify rows per request. */
+const budgetsFor = (most) => range(1, 1 + most, most <= SMALL ? 0.5 : 1);
+const budgetOf = (half, most) => (most <= SMALL ? half / 2 : Math.round(half / 2));
+
+/** Rounds by "budget,steps". */
+function counted(total, most) {
+  const found = new Map();
+  for (const [key, rounds] of total.decisions) {
+    const [half, steps] = key.split(",").map(Number);
+    const into = `${budgetOf(half, most)},${steps}`;
+    found.set(into, (found.get(into) ?? 0) + rounds);
+  }
+  return found;
+}
 
 /** Heat map of the shares of rounds by draft steps (across) and verify rows per request (up). */
 export function decisionMap({ total, most }, colours) {
   const steps = range(0, most);
-  const budgets = rowsPerRequest(most);
+  const budgets = budgetsFor(most);
+  const decisions = counted(total, most);
   const share = budgets.map((rows) =>
-    steps.map((d) => (total.decisions.get(`${2 * rows},${d}`) ?? 0) / Math.max(total.rounds, 1)));
+    steps.map((d) => (decisions.get(`${rows},${d}`) ?? 0) / Math.max(total.rounds, 1)));
   const shown = share.map((line) => line.map((value) => value || null));
   const top = Math.max(...share.flat(), 0.01);
-  const best = [...total.decisions].sort((a, b) => b[1] - a[1])[0];
+  const best = [...decisions].sort((a, b) => b[1] - a[1])[0];
   let note = "No rounds in the time shown.";
   if (best) {
-    const [half, d] = best[0].split(",").map(Number);
+    const [rows, d] = best[0].split(",").map(Number);
     note = `${percent(best[1] / total.rounds)} of ${number(total.rounds, 0)} rounds: `
-      + `about ${half / 2} ${half === 2 ? "row" : "rows"} per request, ${d} draft ${d === 1 ? "step" : "steps"}.`;
+      + `about ${rows} ${rows === 1 ? "row" : "rows"} per request, ${d} draft ${d === 1 ? "step" : "steps"}.`;
   }
   return {
     traces: [{
       type: "heatmap", x: steps, y: budgets, z: shown, zmin: 0, zmax: top, colorscale: heat(colours), showscale: false,
-      xgap: 2, ygap: 2, hoverongaps: false, texttemplate: "%{text}",
-      text: share.map((line) => line.map((value) => (value >= 0.02 ? percent(value) : ""))),
+      xgap: 1.5, ygap: 1.5, hoverongaps: false, texttemplate: "%{text}",
+      text: share.map((line) => line.map((value) => (value >= 0.02 && most <= SMALL ? percent(value) : ""))),
       textfont: { size: 11 },
       hovertemplate: "%{y} rows per request, %{x} steps<br>%{z:.1%} of rounds<extra></extra>",
     }],
     layout: layout(colours, {
-      xaxis: axis(colours, { title: { text: "Draft steps" }, dtick: 1, range: [-0.5, most + 0.5], showgrid: false }),
-      yaxis: axis(colours, { title: { text: "Verify rows per request" }, dtick: 1, range: [0.75, 1.25 + most], showgrid: false }),
+      xaxis: axis(colours, { title: { text: "Draft steps" }, dtick: most <= SMALL ? 1 : 3, range: [-0.5, most + 0.5], showgrid: false }),
+      yaxis: axis(colours, { title: { text: "Verify rows per request" }, tick0: 1, dtick: most <= SMALL ? 1 : 3, range: [0.4, 1.6 + most], showgrid: false }),
     }),
     note,
   };
@@ -55,7 +71,7 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
   }));
   const mean = (name, by) => parts.map((part) => ratio(part[name], part[by]));
   const last = (name) => parts.map(({ some }) => (some.length ? some.at(-1)[name] : null));
-  const budgets = rowsPerRequest(most);
+  const budgets = budgetsFor(most);
   const steps = range(0, most);
   const map = (y, z, axisName, unit) => ({
     type: "heatmap", x, y, z, yaxis: axisName, zmin: 0, zmax: 1, colorscale: heat(colours), showscale: false,
@@ -76,10 +92,10 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
   const strip = (domain, more) => axis(colours, { domain, showgrid: false, nticks: 4, ...more });
   return {
     traces: [
-      map(budgets, share(budgets, ([half]) => half / 2), "y", "rows per request"),
+      map(budgets, share(budgets, ([half]) => budgetOf(half, most)), "y", "rows per request"),
       line(mean("rows", "requests"), "y", colours.rose, "mean rows per request"),
       map(steps, share(steps, ([, d]) => d), "y2", "draft steps"),
-      line(mean("steps", "rounds"), "y2", colours.rose, "mean draft steps"),
+      line(mean("made", "rounds"), "y2", colours.rose, "mean draft steps"),
       line(last("running"), "y3", colours.teal, "running requests",
         { trace: { fill: "tozeroy", fillcolor: faded(colours.teal, 0.15), hovertemplate: "%{customdata}<br>%{y} running<extra></extra>" }, line: { shape: "hv" } }),
       line(last("waiting"), "y3", colours.amber, "waiting requests",
@@ -101,7 +117,7 @@ export function timeline({ buckets, total, most, end, seconds }, colours) {
     }),
     note: total.rounds
       ? `On average ${number(ratio(total.rows, total.requests))} rows per request and ${number(ratio(total.steps, total.rounds))} `
-        + `draft steps planned, ${number(ratio(total.made, total.rounds))} made; ${number(total.probes, 0)} probes.`
+        + `draft steps made, ${number(ratio(total.steps, total.rounds))} planned; ${number(total.probes, 0)} probes.`
       : "No rounds in the time shown.",
   };
 }

@@ -72,18 +72,20 @@ def _budget(costs: CostModel, drafter: DrafterKind, record: RoundRecord, price: 
     budgets = costs.budgets((num_requests, limit), record.context_tokens / num_requests, 0)
     larger, smaller = budgets.rows[budgets.rows > plan.verify_rows], budgets.rows[budgets.rows < plan.verify_rows]
     if len(larger):
-        start = "No draft is worth a row. " if plan.verify_rows == num_requests else ""
-        name, low, high = "Next", plan.verify_rows, int(larger[0])
+        low, high = plan.verify_rows, int(larger[0])
+        start = "No draft is worth a row. " if low == num_requests else ""
+        start += f"Next tier, {high} rows"
     elif len(smaller):
-        start = "Every draft has a row. " if limit == num_requests + available else "As many rows as fit. "
-        name, low, high = "Last", int(smaller[-1]), plan.verify_rows
+        low, high = int(smaller[-1]), plan.verify_rows
+        start = "All drafts have a row" if limit == num_requests + available else "As many rows as fit"
+        start += ". The last tier"
     else:
         return "No row for a draft fits."
     fills = draft_terms(drafter, plan.draft_steps)[1]
     tokens = curve.gain_of(high - num_requests) - curve.gain_of(low - num_requests)
     milliseconds = budgets.ms_of(high, fills) - budgets.ms_of(low, fills)
     return (
-        f"{start}{name} tier, {high} rows: +{tokens:.2f} tokens for +{milliseconds:.2f} ms, "
+        f"{start}: +{tokens:.2f} tokens for +{milliseconds:.2f} ms, "
         f"{'more' if tokens > price * milliseconds else 'less'} than the running {price:.3g} tokens/ms."
     )
 

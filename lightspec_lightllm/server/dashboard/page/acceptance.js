@@ -5,7 +5,7 @@ import { axis, layout } from "./plots.js";
 import { calibrationError, ratio } from "./sums.js";
 import { count, percent } from "./words.js";
 
-const LEAST = 10; // drafts of a position below which their share says too little to be drawn
+const LEAST = 10; // drafts below which the accepted share says too little to be drawn
 
 /** By draft position: accepted if all before were (bars); accepted at all, foretold and observed (lines). */
 export function positions({ total, most }, colours) {
@@ -42,7 +42,7 @@ export function positions({ total, most }, colours) {
 export function calibration({ total }, colours) {
   const line = (tally, name, colour) => {
     const [counts, foretold, right] = tally ?? [[], [], []];
-    const used = counts.map((_, at) => at).filter((at) => counts[at] > 0);
+    const used = counts.map((_, at) => at).filter((at) => counts[at] >= LEAST);
     const top = Math.max(...counts, 1);
     return {
       type: "scatter", mode: "lines+markers", name, x: used.map((at) => foretold[at] / counts[at]),

@@ -4,6 +4,9 @@ One program holds the keys of all drafts, W * N of them, in registers, a request
 that still makes the cut is found bit by bit: 32 times, count the drafts at or above a candidate. What lies above that
 key is kept, and of what equals it as much as fits, in the order (draft, request), through prefix sums. Only integers
 are compared and summed, so the result does not depend on how the work is spread over threads.
+
+Not timed on a GPU yet. Compiled for sm_90 at N = 1024 and W = 16 it spills no register, and each of the 32 counts is
+some 90 instructions and two barriers of 512 threads.
 """
 
 from __future__ import annotations

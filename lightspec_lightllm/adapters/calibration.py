@@ -23,8 +23,9 @@ from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.engine.sampling import sample_rows
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner import CostModel
+from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
-FORMAT = 1
+FORMAT = 2
 REPEATS = 3
 CONTEXT = 256
 
@@ -37,10 +38,10 @@ SHAPES = (
     (32, 1),
     (32, 2),
 )
-"""(requests, rows of each): the grid of target shapes at `CONTEXT`."""
+"""(requests, mean rows of each): the grid of target shapes at `CONTEXT`."""
 
 CONTEXTS = ((8, 1, 64), (8, 1, 768), (4, 4, 768))
-"""(requests, rows of each, context): what a token of context adds."""
+"""(requests, mean rows of each, context): what a token of context adds."""
 
 DRAFT_REQUESTS = (1, 2, 4, 8, 16, 32)
 
@@ -122,6 +123,9 @@ def load(path: Path, key: CostKey) -> CostModel:
 def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> dict[str, Any]:
     """Measure an idle engine and its drafter: the fastest of rounds that visit every shape in turn.
 
+    Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`), which takes longer than equal
+    ones: attention then runs in several calls.
+
     The target's time is fitted as ``table[rows] + requests * (request_ms + request_token_ms * context)``: on a CPU,
     attention is paid per request and weights per row. Sampling is part of it, since every row is sampled.
     """
@@ -142,7 +146,7 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
 
 
 def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
-    """(requests, rows of each, context) that the engine has room for; a small pool is measured at short contexts."""
+    """(requests, mean rows, context) that the engine has room for; a small pool is measured at short contexts."""
     options, shapes = engine.options, []
     for n, rows in SHAPES:
         if n <= options.max_requests and rows <= options.max_rows and n * rows <= options.num_slots:
@@ -202,12 +206,32 @@ def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> C
     logits = np.zeros((num_requests * rows, engine.model.config.vocab_size), dtype=np.float32)
     greedy = [SamplingParams()] * num_requests
     ids = list(range(num_requests))
+    counts = uneven_rows(num_requests, rows, min(engine.options.max_rows, context, 1 + MAX_DRAFT_STEPS))
 
     def run() -> None:
-        engine.probe_forward(num_requests, rows, context)
-        sample_rows(logits, greedy, ids, ids, [rows] * num_requests)
+        engine.probe_forward(counts, context)
+        sample_rows(logits, greedy, ids, ids, counts)
 
     return run
+
+
+def uneven_rows(num_requests: int, mean: int, most: int) -> list[int]:
+    """Rows per request, 1 to ``most``, summing to ``num_requests * mean``, neighbours unlike each other.
+
+    What a request has beyond its own row follows an exponential distribution: a few have many drafts worth a row, most
+    have few or none.
+    """
+    order = np.argsort(np.arange(num_requests) * 0.6180339887 % 1.0)  # golden-ratio steps scatter the ranks
+    quantile = -np.log1p(-(np.arange(num_requests) + 0.5) / num_requests)
+    rows = np.ones(num_requests, dtype=np.int64)
+    while (left := num_requests * mean - int(rows.sum())) > 0:
+        room = most - rows
+        share = np.where(room > 0, quantile, 0.0)
+        wanted = np.minimum(np.floor(share / share.sum() * left).astype(np.int64), room)
+        if not wanted.any():
+            wanted[np.argmax(np.where(room > 0, quantile, -1.0))] = 1
+        rows += wanted
+    return [int(count) for count in rows[order]]
 
 
 class _Stand:

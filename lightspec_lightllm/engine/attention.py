@@ -1,8 +1,9 @@
 """Attention over slots, planned once per forward and used by every layer.
 
-A request's rows fold into one query block over its context, together with the query heads that share a key head.
-Requests whose slots are runs at equal distances, with about equal contexts and rows, are served by one strided call
-that copies no keys; a request with scattered slots is gathered once. Rows are never gathered one by one.
+A request's rows fold into query blocks over its context, together with the query heads that share a key head. A first
+part, as many rows as nearly all requests have, is served for all of them by strided calls that copy no keys, as far as
+their slots are runs at equal distances with about equal contexts; the rows that some requests bring beyond it follow in
+calls of their own. A request with scattered slots is gathered once. Rows are never gathered one by one.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 IntArray = npt.NDArray[np.int64]
 
-_MAX_PADDED_ROWS = 16  # blocks of more rows are not padded to join others
+_CALL_ROWS = 12  # reading a context once more in a call of its own takes about as long as so many rows over it
+_MAX_PADDED_ROWS = 16  # parts of more rows are not padded to join others
 _MAX_CONTEXT_RATIO = 1.5  # longest to mean context of a strided call
 
 
@@ -30,8 +32,15 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Part(Block):
+    """Some rows of a block: `first_row` is the first of them in the batch, `context` what the last of them sees."""
+
+    first_row: int = 0
+
+
+@dataclass(frozen=True)
 class Group:
-    """Blocks served by one call: `count` blocks of `rows` rows (padded), `context` slots each (padded)."""
+    """Parts served by one call: `count` parts of `rows` rows (padded), `context` slots each (padded)."""
 
     first_row: int
     count: int
@@ -62,29 +71,26 @@ class AttentionPlan:
 
 def plan_attention(blocks: Sequence[Block], queries_per_key: int) -> AttentionPlan:
     """Group the blocks of a forward. Rows of the batch are those of blocks[0], then blocks[1], ..."""
-    members = _group(blocks)
-    offsets = np.concatenate([[0], np.cumsum([block.rows for block in blocks])])
     order: list[IntArray] = []
     pad: list[IntArray] = []
     unpad: list[IntArray] = []
     groups: list[Group] = []
     internal = padded = 0
-    for indices in members:
-        chosen = [blocks[index] for index in indices]
-        rows = max(block.rows for block in chosen)
-        groups.append(_make_group(chosen, padded, rows, queries_per_key))
-        for index, block in zip(indices, chosen, strict=True):
-            order.append(np.arange(offsets[index], offsets[index + 1]))
-            pad.append(internal + np.minimum(np.arange(rows), block.rows - 1))
-            unpad.append(padded + np.arange(block.rows))
-            internal += block.rows
+    for parts in _group(blocks):
+        rows = max(part.rows for part in parts)
+        groups.append(_make_group(parts, padded, rows, queries_per_key))
+        for part in parts:
+            order.append(np.arange(part.first_row, part.first_row + part.rows))
+            pad.append(internal + np.minimum(np.arange(rows), part.rows - 1))
+            unpad.append(padded + np.arange(part.rows))
+            internal += part.rows
             padded += rows
-    is_ordered = [index for indices in members for index in indices] == list(range(len(blocks)))
-    ordering = None if is_ordered else np.concatenate(order)
+    ordering = np.concatenate(order)
+    is_ordered = bool((ordering[1:] > ordering[:-1]).all())
     return AttentionPlan(
         groups=tuple(groups),
-        order=None if ordering is None else torch.from_numpy(ordering),
-        inverse=None if ordering is None else torch.from_numpy(np.argsort(ordering)),
+        order=None if is_ordered else torch.from_numpy(ordering),
+        inverse=None if is_ordered else torch.from_numpy(np.argsort(ordering)),
         pad=None if internal == padded else torch.from_numpy(np.concatenate(pad)),
         unpad=None if internal == padded else torch.from_numpy(np.concatenate(unpad)),
     )
@@ -100,11 +106,12 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan
     per_key = num_heads // num_keys
     if plan.pad is not None:
         queries = queries.index_select(0, plan.pad)
-    parts = []
+    # By key head first, so that every group is a view: [key heads, padded rows * heads per key head, dim].
+    queries = queries.view(-1, num_keys, per_key, dim).transpose(0, 1).reshape(num_keys, -1, dim)
+    mixed = torch.empty_like(queries)
     for group in plan.groups:
-        count, rows = group.count, group.rows
-        block = queries[group.first_row : group.first_row + count * rows].view(count, rows, num_keys, per_key, dim)
-        block = block.transpose(1, 2).reshape(count, num_keys, rows * per_key, dim)
+        count, width = group.count, group.rows * per_key
+        first, length = group.first_row * per_key, group.count * width
         if group.gather is None:
             size = (count, num_keys, group.context, dim)
             strides = (group.stride * dim, keys.stride(0), dim, 1)
@@ -114,14 +121,14 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan
         else:
             block_keys = keys.index_select(1, group.gather).unsqueeze(0)
             block_values = values.index_select(1, group.gather).unsqueeze(0)
-        mixed = scaled_dot_product_attention(block, block_keys, block_values, attn_mask=group.mask)
-        mixed = mixed.view(count, num_keys, rows, per_key, dim).transpose(1, 2)
-        parts.append(mixed.reshape(count * rows, num_heads * dim))
-    mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        block = queries.narrow(1, first, length).view(num_keys, count, width, dim).transpose(0, 1)
+        found = scaled_dot_product_attention(block, block_keys, block_values, attn_mask=group.mask)
+        mixed.narrow(1, first, length).view(num_keys, count, width, dim).copy_(found.transpose(0, 1))
+    mixed = mixed.view(num_keys, -1, per_key, dim).transpose(0, 1).reshape(-1, num_heads * dim)
     return mixed if plan.unpad is None else mixed.index_select(0, plan.unpad)
 
 
-def _make_group(blocks: list[Block], first_row: int, rows: int, queries_per_key: int) -> Group:
+def _make_group(blocks: Sequence[Block], first_row: int, rows: int, queries_per_key: int) -> Group:
     context = max(block.context for block in blocks)
     mask = None
     if rows > 1 or any(block.context != context for block in blocks):
@@ -139,37 +146,63 @@ def _make_group(blocks: list[Block], first_row: int, rows: int, queries_per_key:
     return Group(first_row, len(blocks), rows, context, start, stride, gather, mask)
 
 
-def _group(blocks: Sequence[Block]) -> list[list[int]]:
-    """Indices of the blocks that share a call; blocks that can share lie at equal distances in the cache."""
-    groups: list[list[int]] = []
-    by_rows: dict[int, list[int]] = {}
-    for index, block in enumerate(blocks):
+def _group(blocks: Sequence[Block]) -> list[list[Part]]:
+    """The parts of all blocks, by calls: first parts in strided calls, what is beyond them, scattered blocks."""
+    first_rows = np.cumsum([0, *(block.rows for block in blocks)]).tolist()
+    shared = _shared_rows([block.rows for block in blocks if block.run_start is not None])
+    first: list[Part] = []
+    beyond: list[Part] = []
+    alone: list[list[Part]] = []
+    for block, row in zip(blocks, first_rows, strict=False):
         if block.run_start is None:
-            groups.append([index])
+            alone.append([Part(block.rows, block.context, block.slots, None, row)])
+            continue
+        rest = max(block.rows - shared, 0)
+        first.append(Part(block.rows - rest, block.context - rest, block.slots, block.run_start, row))
+        if rest:
+            beyond.append(Part(rest, block.context, block.slots, block.run_start, row + shared))
+    by_rows: dict[int, list[Part]] = {}
+    for part in beyond:
+        by_rows.setdefault(_row_class(part.rows), []).append(part)
+    calls = _strided(first) if first else []
+    return [*calls, *(call for _, parts in sorted(by_rows.items()) for call in _strided(parts)), *alone]
+
+
+def _shared_rows(counts: list[int]) -> int:
+    """How many rows all blocks bring in one call, padded where they have fewer, so that rows and calls cost least."""
+    distinct = sorted(set(counts))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else 0
+    count = np.array(counts)
+    rows = np.array(distinct)[:, None]
+    beyond = np.maximum(count - rows, 0)
+    cost = len(count) * rows[:, 0] + beyond.sum(axis=1) + _CALL_ROWS * (beyond > 0).sum(axis=1)
+    cost[rows[:, 0] > max(distinct[0], _MAX_PADDED_ROWS)] = np.iinfo(cost.dtype).max
+    return distinct[int(cost.argmin())]
+
+
+def _strided(parts: list[Part]) -> list[list[Part]]:
+    """Parts that share a call: at equal distances in the cache, with about equal contexts."""
+    parts = sorted(parts, key=lambda part: part.run_start or 0)
+    calls: list[list[Part]] = []
+    current: list[Part] = []
+    total = longest = stride = 0
+    for part in parts:
+        distance = (part.run_start or 0) - (current[-1].run_start or 0) if current else 0
+        balanced = max(longest, part.context) * (len(current) + 1) <= _MAX_CONTEXT_RATIO * (total + part.context)
+        if current and balanced and (len(current) == 1 or distance == stride):
+            stride = distance
+            current.append(part)
+            total, longest = total + part.context, max(longest, part.context)
         else:
-            by_rows.setdefault(_row_class(block.rows), []).append(index)
-    for _, indices in sorted(by_rows.items()):
-        indices.sort(key=lambda index: blocks[index].run_start or 0)
-        current: list[int] = []
-        total = longest = stride = 0
-        for index in indices:
-            context, start = blocks[index].context, blocks[index].run_start or 0
-            distance = start - (blocks[current[-1]].run_start or 0) if current else 0
-            balanced = max(longest, context) * (len(current) + 1) <= _MAX_CONTEXT_RATIO * (total + context)
-            if current and balanced and (len(current) == 1 or distance == stride):
-                stride = distance
-                current.append(index)
-                total, longest = total + context, max(longest, context)
-            else:
-                if current:
-                    groups.append(current)
-                current, total, longest = [index], context, context
-        groups.append(current)
-    return groups
+            if current:
+                calls.append(current)
+            current, total, longest = [part], part.context, part.context
+    return [*calls, current]
 
 
 def _row_class(rows: int) -> int:
-    """Blocks of one class are padded to equal rows: 1, 2-4, 5-8, 9-16; larger ones only join their equals."""
+    """Parts of one class are padded to equal rows: 1, 2-4, 5-8, 9-16; larger ones only join their equals."""
     for most in (1, 4, 8, _MAX_PADDED_ROWS):
         if rows <= most:
             return most

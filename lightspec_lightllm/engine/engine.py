@@ -274,27 +274,30 @@ class Engine:
         batch = Batch(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(slots), plan)
         return self.model.forward(batch, self.cache, logit_rows)
 
-    def probe_forward(self, num_requests: int, rows: int, context: int) -> None:
-        """Run one forward of this shape on meaningless tokens, for timing. Only while the engine has no work.
+    def probe_forward(self, rows: Many[int], context: int) -> None:
+        """Run one forward of rows[i] rows of request i on meaningless tokens, for timing. Only while there is no work.
 
         `context` is the KV length of each request, its rows included. Raises RequestError when it does not fit.
         """
         if self.has_work:
             raise RequestError("a timing forward overwrites the cache; run it while the engine has no work")
+        num_requests = len(rows)
         stride = -(-context // 256) * 256
         if num_requests * stride > self.options.num_slots:
             stride = context
-        if num_requests * stride > self.options.num_slots or not 1 <= rows <= context:
+        if num_requests * stride > self.options.num_slots or not 1 <= min(rows) <= max(rows) <= context:
             raise RequestError(
-                f"{num_requests} requests of {context} tokens and {rows} rows do not fit {self.options.num_slots} slots"
+                f"{num_requests} requests of {context} tokens and {min(rows)} to {max(rows)} rows do not fit "
+                f"{self.options.num_slots} slots"
             )
         starts = [index * stride for index in range(num_requests)]
-        blocks = [Block(rows, context, np.arange(start, start + context), start) for start in starts]
-        flat = np.arange(num_requests * rows) * 7919 % self.model.config.vocab_size
+        spans = zip(starts, rows, strict=True)
+        blocks = [Block(count, context, np.arange(start, start + context), start) for start, count in spans]
+        flat = np.arange(sum(rows)) * 7919 % self.model.config.vocab_size
         self._run(blocks, flat, None)
 
     def _probe(self) -> None:
         """A decode step as it is served most: a few rows of a few requests."""
         context = min(128, self.max_context, self.options.num_slots // 2)
-        self.probe_forward(1, 1, context)
-        self.probe_forward(2, min(4, context), context)
+        self.probe_forward([1], context)
+        self.probe_forward([min(4, context)] * 2, context)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightspec_lightllm.adapters import calibration
-from lightspec_lightllm.adapters.calibration import CostKey, fit, load, load_or_measure
+from lightspec_lightllm.adapters.calibration import CostKey, fit, load, load_or_measure, uneven_rows
 from lightspec_lightllm.drafters import NgramDrafter
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.drafters.hybrid import HybridDrafter
@@ -21,7 +21,7 @@ from tests.adapters.test_embedded_lossless import tiny_head_drafter
 from tests.engine.tiny_llama import tiny_engine, tiny_model
 
 KEY = CostKey(
-    format=1, model="a" * 64, weights="float16", threads=2, drafter="ngram", device="a cpu, 2 cores", torch="2.13.0"
+    format=2, model="a" * 64, weights="float16", threads=2, drafter="ngram", device="a cpu, 2 cores", torch="2.13.0"
 )
 TABLE: dict[str, Any] = {
     "target_ms": {"1": 20.0, "8": 30.0, "64": 90.0},
@@ -221,3 +221,14 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
     again = load_or_measure(engine, drafter)
     assert again.target.ms.tolist() == costs.target.ms.tolist()
     engine.check()
+
+
+@given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 32))
+def test_measured_rows_are_uneven_and_sum_up_to_what_the_shape_says(num_requests: int, mean: int, most: int) -> None:
+    mean = min(mean, most)
+    rows = uneven_rows(num_requests, mean, most)
+    assert len(rows) == num_requests
+    assert sum(rows) == num_requests * mean
+    assert 1 <= min(rows) <= max(rows) <= most
+    if num_requests >= 4 and mean >= 2 and most >= 3 * mean:
+        assert max(rows) > 2 * min(rows)

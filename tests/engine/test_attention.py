@@ -71,14 +71,26 @@ def test_two_requests_share_a_call_wherever_they_lie() -> None:
     "blocks",
     [
         [block(1, 50, 0), block(1, 50, 100), block(1, 50, 350)],
-        [block(1, 50, 0), block(1, 50, 100), block(8, 50, 200)],
         [block(1, 20, 0), block(1, 20, 100), block(1, 200, 200)],
         [block(1, 50, 0), block(1, 50, 100), scattered(1, 50, 0)],
     ],
-    ids=["distance", "rows", "context", "scattered"],
+    ids=["distance", "context", "scattered"],
 )
 def test_a_request_that_does_not_fit_in_gets_its_own_call(blocks: list[Block]) -> None:
     assert sizes(blocks) == [1, 2]
+    check_against_one_row_at_a_time(blocks)
+
+
+def test_rows_that_few_requests_have_follow_the_call_that_serves_all_of_them() -> None:
+    blocks = [block(1, 50, 0), block(2, 50, 100), block(1, 50, 200), block(16, 50, 300)]
+    groups = plan_attention(blocks, HEADS // KEY_HEADS).groups
+    assert [(group.count, group.rows) for group in groups] == [(4, 2), (1, 14)]
+    check_against_one_row_at_a_time(blocks)
+
+
+def test_a_row_or_two_more_than_others_have_are_not_worth_a_call() -> None:
+    blocks = [block(rows, 50, 60 * index) for index, rows in enumerate((1, 2, 1, 3))]
+    assert sizes(blocks) == [4]
     check_against_one_row_at_a_time(blocks)
 
 

@@ -229,10 +229,10 @@ def test_impossible_sampling_parameters_are_refused(field: str, value: object) -
 
 def test_a_timing_forward_needs_an_idle_engine_and_leaves_no_slot_behind() -> None:
     engine = tiny_engine()
-    engine.probe_forward(3, 4, 50)
+    engine.probe_forward([4, 1, 7], 50)
     assert engine.slots.num_free == engine.slots.num_slots
     with pytest.raises(RequestError, match="do not fit"):
-        engine.probe_forward(30, 1, 200)
+        engine.probe_forward([1] * 30, 200)
     engine.submit([5], SamplingParams())
     with pytest.raises(RequestError, match="no work"):
-        engine.probe_forward(1, 1, 10)
+        engine.probe_forward([1], 10)

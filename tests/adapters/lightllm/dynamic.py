@@ -15,6 +15,9 @@ MODES = ("eagle_no_att", "vanilla_no_att", "eagle_with_att", "vanilla_with_att")
 FEW_COSTS = CostOptions(contexts=(16,), repeats=1, graph_sizes=3, max_verify_rows=64)
 """A table in a second: what it says does not matter to the text."""
 
+LONG_SECONDS = 400.0
+"""Until a job counts as hung: fifteen layers in the interpreter, on a busy machine."""
+
 
 def dynamic_job(
     models: Models,

@@ -82,7 +82,7 @@ def selections(draw: st.DrawFn) -> tuple[Batch, int]:
     return batch, num_requests + draw(st.sampled_from([0, batch.available]) | st.integers(0, batch.available))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(selections())
 def test_the_best_drafts_get_the_rows(operations: ModuleType, device: str, selection: tuple[Batch, int]) -> None:
     batch, num_rows = selection

@@ -21,6 +21,7 @@ import torch
 from lightspec_lightllm.adapters.lightllm import hooks
 from lightspec_lightllm.adapters.lightllm.attention import states
 from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig
+from tests.adapters.lightllm.delta_net import DeltaNet
 
 REQUESTS, HOLD, TOKENS = 9, 9, 80  # the row after the last request's is held for rows that pad a batch
 HEADS, KEY_HEADS, DIM = 4, 2, 16
@@ -273,7 +274,7 @@ def linear_attention_continues_from_each_requests_last_accepted_row() -> None:
     generator = torch.Generator().manual_seed(6)
     for steps in (2, 7):
         with serving(steps):
-            net = DeltaNet(steps, generator)
+            net = DeltaNet(REQUESTS + 1, steps, generator)
             model = cached_keys(generator)
             model.config, model.tp_world_size_ = net.config, 1
             model.req_manager.req_to_mtp_state_index = torch.zeros(REQUESTS + 1, dtype=torch.int32)
@@ -296,61 +297,6 @@ def linear_attention_continues_from_each_requests_last_accepted_row() -> None:
                     expected = net.advance(request, inputs[begin : begin + count], accepted)
                     torch.testing.assert_close(out[0, begin : begin + count], expected, rtol=1e-4, atol=1e-5)
                     model.req_manager.req_to_mtp_state_index[request] = accepted - 1
-
-
-class DeltaNet:
-    """One layer of a gated delta net: LightLLM's caches, and beside them each request's history kept in plain torch."""
-
-    key_heads, value_heads, dim, width = 1, 2, 16, 4
-
-    def __init__(self, steps: int, generator: torch.Generator) -> None:
-        keys, values = self.key_heads * self.dim, self.value_heads * self.dim
-        self.channels = 2 * keys + values
-        self.input_size = self.channels + values + 2 * self.value_heads
-        self.config = {
-            "linear_num_value_heads": self.value_heads,
-            "linear_num_key_heads": self.key_heads,
-            "linear_key_head_dim": self.dim,
-            "linear_value_head_dim": self.dim,
-            "linear_conv_kernel_dim": self.width,
-            "hidden_act": "silu",
-        }
-        self.filter = torch.randn(self.channels, self.width, generator=generator)
-        self.decay, self.shift = torch.randn(2, self.value_heads, generator=generator)
-        self.layer_weight = SimpleNamespace(
-            linear_conv1d=SimpleNamespace(mm_param=SimpleNamespace(weight=self.filter), bias=None),
-            linear_A_log=SimpleNamespace(weight=self.decay),
-            linear_dt_bias=SimpleNamespace(weight=self.shift),
-        )
-        self.conv_states = torch.zeros(REQUESTS + 1, self.channels, self.width - 1 + steps)
-        self.ssm_states = torch.zeros((REQUESTS + 1) * (1 + steps), self.value_heads, self.dim, self.dim)
-        self.conv_states[:, :, : self.width - 1] = torch.randn(
-            REQUESTS + 1, self.channels, self.width - 1, generator=generator
-        )
-        self.ssm_states[:: 1 + steps] = torch.randn(
-            REQUESTS + 1, self.value_heads, self.dim, self.dim, generator=generator
-        )
-        self.windows = [state[:, : self.width - 1].T.clone() for state in self.conv_states]
-        self.memories = list(self.ssm_states[:: 1 + steps].clone())
-
-    def advance(self, request: int, rows: torch.Tensor, accepted: int) -> torch.Tensor:
-        """What the rows give, [rows, value heads, dim], from the request's history, to which the accepted are added."""
-        window, memory, out = self.windows[request], self.memories[request], []
-        values = self.value_heads * self.dim
-        for number, row in enumerate(rows):
-            mixed, _, b, a = torch.split(row, [self.channels, values, self.value_heads, self.value_heads])
-            window = torch.cat([window, mixed[None]])[-self.width :]
-            mixed = torch.nn.functional.silu((window.T * self.filter).sum(dim=1))
-            q, k, v = torch.split(mixed, [self.key_heads * self.dim, self.key_heads * self.dim, values])
-            q, k = (part / (part.square().sum() + 1e-6).sqrt() for part in (q, k))
-            gate = -self.decay.exp() * torch.nn.functional.softplus(a + self.shift)
-            memory = memory * gate.exp()[:, None, None]
-            error = v.view(self.value_heads, self.dim) - torch.einsum("hkv,k->hv", memory, k)
-            memory = memory + torch.einsum("k,hv->hkv", k, error * b.sigmoid()[:, None])
-            out.append(torch.einsum("hkv,k->hv", memory, q * self.dim**-0.5))
-            if number + 1 == accepted:
-                self.windows[request], self.memories[request] = window[1:], memory
-        return torch.stack(out)
 
 
 def without_dynamic_mode_the_states_are_lightllms() -> None:

@@ -1,4 +1,4 @@
-"""Gated delta rule attention written from its equations, one token after another, as the reference of LightLLM's kernels.
+"""The gated delta rule from its equations, one token after another: the reference of LightLLM's kernels.
 
 Yang et al., Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024.
 """

@@ -141,6 +141,18 @@ def test_a_small_pool_pauses_requests_and_they_resume(
     assert_no_slot_lost(result)
 
 
+@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+def test_two_ranks_say_the_same_in_the_same_rounds(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = mtp_job(tiny_models, mode, 3, "half", tp=2)
+    result = run_backend(job)
+    assert result.tokens == texts(reference, job)
+    assert len(result.rounds) > 0
+    assert result.ranks[0].rounds == result.ranks[1].rounds
+    assert_no_slot_lost(result)
+
+
 def test_a_seed_repeats_its_text_and_another_gives_another(tiny_models: Models, run_backend: RunBackend) -> None:
     def run(seed: int) -> list[list[int]]:
         sampling = {"do_sample": True, "temperature": 0.8, "seed": seed}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.adapters.lightllm.harness import rank
 from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Outcome, RankReport, Request, write
+from tests.adapters.lightllm.harness.launcher import free_port
 from tests.adapters.lightllm.harness.recorder import IDS_PER_REQUEST
 from tests.adapters.lightllm.harness.virtual_cuda import interpreter
 
@@ -90,13 +90,6 @@ def publish_start_args(job: Job) -> Any:
     set_unique_server_name(args)
     set_env_start_args(args)
     return args
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RankProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,11 +31,22 @@ class JobError(AssertionError):
 
 
 def environment() -> dict[str, str]:
-    """For processes of the harness: one thread each, LightLLM importable, no network."""
+    """For processes of the harness: one thread each, LightLLM importable, no network.
+
+    Byte code is kept whatever this process does: each process of a server would else compile LightLLM for itself.
+    """
     paths = [str(ROOT), str(checkout.path()), os.environ.get("PYTHONPATH", "")]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return {**os.environ, **threads, **offline, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, **threads, **offline, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Launcher:

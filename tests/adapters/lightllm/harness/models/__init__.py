@@ -16,6 +16,6 @@ Drafters see the last token's embedding and a hidden state:
 """
 
 from tests.adapters.lightllm.harness.models.catalog import Models, write_models
-from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE, cycle_text, successor
+from tests.adapters.lightllm.harness.models.cycle import NUM_SPECIAL, VOCAB_SIZE, cycle_text
 
-__all__ = ["VOCAB_SIZE", "Models", "cycle_text", "successor", "write_models"]
+__all__ = ["NUM_SPECIAL", "VOCAB_SIZE", "Models", "cycle_text", "write_models"]

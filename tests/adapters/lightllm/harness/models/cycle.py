@@ -18,10 +18,6 @@ def successors(seed: int = 11) -> torch.Tensor:
     return after
 
 
-def successor(token: int) -> int:
-    return int(successors()[token])
-
-
 def cycle_text(last: int, length: int) -> list[int]:
     """The ``length`` tokens that follow ``last``."""
     after, text = successors(), [last]

@@ -8,24 +8,37 @@ from typing import Any
 
 from lightllm.common.basemodel.attention.base_att import BaseAttBackend
 
+PAGE_TABLES = "_shared_page_table_buffer"
+"""FlashAttention 3's page tables: large, without a trace of head counts, and written anew before each use."""
+
 
 @contextmanager
 def own_attention_backends() -> Iterator[None]:
     """While drafters are built, every model gets attention backends of its own.
 
     LightLLM keeps one object per class and initialises it anew for each model, so that a drafter would leave the
-    target's with its own head counts and buffers.
+    target's with its own head counts and buffers. Page tables stay shared, as LightLLM means them to be.
     """
     shared = BaseAttBackend._instances  # noqa: SLF001 - there is no other way in
-    BaseAttBackend._instances = _Forgetful()  # noqa: SLF001
+    BaseAttBackend._instances = _OwnInstances(shared)  # noqa: SLF001
     try:
         yield
     finally:
         BaseAttBackend._instances = shared  # noqa: SLF001
 
 
-class _Forgetful(dict[type, Any]):
+class _OwnInstances(dict[type, Any]):
     """Holds what was put in last, and admits to nothing."""
 
-    def __contains__(self, key: object) -> bool:
+    def __init__(self, shared: dict[type, Any]) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def __contains__(self, kind: object) -> bool:
         return False
+
+    def __setitem__(self, kind: type, instance: Any) -> None:
+        page_tables = getattr(self._shared.get(kind), PAGE_TABLES, None)
+        if page_tables is not None:
+            setattr(instance, PAGE_TABLES, page_tables)
+        super().__setitem__(kind, instance)

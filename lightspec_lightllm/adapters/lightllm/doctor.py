@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,9 +80,17 @@ def _versions() -> str:
     return ", ".join(f"{name} {version_of(name) or 'absent'}" for name in names)
 
 
+def _version(package: Path) -> str:
+    """Of the distribution that this folder belongs to, or of the checkout."""
+    for distribution in importlib.metadata.distributions(name="lightllm", path=[str(package.parent)]):
+        return distribution.version
+    setup = package.parent / "setup.py"
+    found = re.search(r'version="([^"]+)"', setup.read_text(encoding="utf-8")) if setup.is_file() else None
+    return found[1] if found else "of unknown version"
+
+
 def _examine_source(package: Path) -> Iterator[Finding]:
-    found = version_of("lightllm")
-    yield Finding("ok", f"LightLLM in {package}" + (f", version {found}" if found else ""))
+    yield Finding("ok", f"LightLLM {_version(package)} in {package}")
     expectations = [*(hook.expectation for hook in HOOKS), *EXPECTED]
     wrong = signatures.compare(package, expectations)
     for mismatch in wrong:

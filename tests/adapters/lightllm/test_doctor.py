@@ -97,6 +97,15 @@ def test_another_lightllm_is_named_with_what_differs(
     assert problem.endswith(f"install LightLLM at commit {signatures.COMMIT}")
 
 
+def test_the_version_is_that_of_the_tree(tree: Path) -> None:
+    assert f"LightLLM {signatures.VERSION} in {trees.source()}" in "\n".join(map(str, examine(trees.source())))
+    assert "LightLLM of unknown version in" in "\n".join(map(str, examine(tree)))
+    info = tree / "lightllm-9.8.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: lightllm\nVersion: 9.8\n", encoding="utf-8")
+    assert "LightLLM 9.8 in" in "\n".join(map(str, examine(tree)))
+
+
 def test_a_file_that_is_gone_is_named(tree: Path) -> None:
     path = tree / "lightllm" / "server" / "router" / "stats.py"
     path.unlink()

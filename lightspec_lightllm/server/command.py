@@ -211,12 +211,15 @@ def _about(config: Config, served_name: str) -> About:
 
 def _bound(options: ServerOptions) -> socket.socket:
     """The address is taken before the model is loaded; connections are refused until the server is ready."""
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         raise ConfigError(
             f"--host/--port: cannot listen at {options.host}:{options.port} ({error.strerror}); give another address"
         ) from None

@@ -61,7 +61,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("generate hello --strategy fixed:0", "--strategy: the steps of 'fixed:0' must be 1 to 15"),
         ("generate hello --max-tokens 0", "max_tokens must be at least 1, got 0"),
         ("generate hello --top-p 2", "top_p must be in (0, 1], got 2.0"),
-        ("serve", "argument COMMAND: invalid choice: 'serve'"),
+        ("serve extra", "extra: expected no further arguments"),
         ("", "the following arguments are required: COMMAND"),
     ],
 )
@@ -198,7 +198,7 @@ def test_ctrl_c_before_anything_runs_ends_cleanly(
 
 
 def test_help_and_version_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--version"], ["--help"], ["bench", "--help"], ["generate", "--help"]):
+    for arguments in (["--version"], ["--help"], ["bench", "--help"], ["generate", "--help"], ["serve", "--help"]):
         began = time.perf_counter()
         with pytest.raises(SystemExit) as ended:
             main(arguments)

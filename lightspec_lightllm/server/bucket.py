@@ -19,11 +19,12 @@ MAX_POINTS = 3
 class Bucket:
     """Rounds of one second.
 
-    Its JSON (`encoded`) has, beside sums named as in `RoundEvent`:
+    Its JSON (`encoded`):
 
-    ``t`` the second (Unix time), ``rounds``, ``running`` and ``waiting`` (requests, last seen), ``probes``;
-    ``rows``, ``steps``, ``made``: sums of B, d as planned, d as drafted; ``error``: sum over ``timed`` rounds of
-    ``|measured - predicted| / predicted``;
+    ``t``: the second (Unix time); ``running`` and ``waiting``: requests, last seen; ``fallback``: see `RoundEvent`;
+    sums, left out of a second without rounds: ``rounds``, ``requests``, ``rows`` (B), ``steps`` (d as planned),
+    ``made`` (d as drafted), and others named as in `RoundEvent`; ``error``: over the ``timed`` rounds that had a
+    prediction, ``|measured - predicted| / predicted``;
     ``decisions``: [budget per request in halves, d as drafted, rounds];
     ``stages``: by stage [bin, rounds], bin b beginning at ``10^(b / 16)`` microseconds; ``stage_ms``: sums by stage;
     ``tried``, ``right``: counts by depth; ``by_depth``, ``survival``, ``confidence``: [counts, sums of the foretold
@@ -35,7 +36,7 @@ class Bucket:
         self.second = second
         self.running = running
         self.waiting = waiting
-        self._sums: Counter[str] = Counter()
+        self._sums: dict[str, float] = {}
         self._decisions: Counter[tuple[int, int]] = Counter()
         self._stages: dict[str, Counter[int]] = {stage: Counter() for stage in STAGES}
         self._stage_ms = dict.fromkeys(STAGES, 0.0)
@@ -54,27 +55,25 @@ class Bucket:
         """Count one round."""
         self.running, self.waiting = event.num_requests, event.num_waiting
         self._fallback = event.fallback
-        for name, number in (
-            ("rounds", 1),
-            ("requests", event.num_requests),
-            ("rows", event.verify_rows),
-            ("steps", event.draft_steps),
-            ("made", event.steps_made),
-            ("drafted", event.drafted),
-            ("verified", event.verified),
-            ("accepted", event.accepted),
-            ("committed", event.committed),
-            ("predicted_tokens", event.predicted_tokens),
-            ("measured_ms", event.measured_ms),
-            ("off_ms", event.off_ms),
-            ("planner_us", event.planner_us),
-            ("probes", int(event.probe)),
-        ):
-            self._sums[name] += number  # type: ignore[assignment]  # a Counter adds floats too
+        self._sum(
+            rounds=1,
+            requests=event.num_requests,
+            rows=event.verify_rows,
+            steps=event.draft_steps,
+            made=event.steps_made,
+            drafted=event.drafted,
+            verified=event.verified,
+            accepted=event.accepted,
+            committed=event.committed,
+            predicted_tokens=event.predicted_tokens,
+            measured_ms=event.measured_ms,
+            off_ms=event.off_ms,
+            planner_us=event.planner_us,
+            probes=int(event.probe),
+        )
         if event.predicted_ms > 0:
             error = abs(event.measured_ms - event.predicted_ms) / event.predicted_ms
-            for name, number in (("timed", 1), ("predicted_ms", event.predicted_ms), ("error", error)):
-                self._sums[name] += number  # type: ignore[assignment]  # as above
+            self._sum(timed=1, predicted_ms=event.predicted_ms, error=error)
             if len(self._points) < MAX_POINTS:
                 self._points.append((event.predicted_ms, event.measured_ms, event.num_requests))
         self._decisions[round(2 * event.verify_rows / event.num_requests), event.steps_made] += 1
@@ -87,6 +86,10 @@ class Bucket:
             tally.add(getattr(event, name))
         if event.reason is not None:
             self._plan = _plan_of(event)
+
+    def _sum(self, **numbers: float) -> None:
+        for name, number in numbers.items():
+            self._sums[name] = self._sums.get(name, 0) + number
 
     def encoded(self) -> bytes:
         """JSON."""

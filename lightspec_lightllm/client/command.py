@@ -84,7 +84,7 @@ def run_client(options: ClientOptions, out: Path, *, date: datetime) -> tuple[li
     if not runs:
         output.print("Interrupted before the first request: nothing to show")
         return runs, interrupted
-    output.print(result_table(runs, options, model))
+    output.print(result_table(runs, options, model, output.width))
     if len(runs) > 1 and version_of("matplotlib") is not None:
         from lightspec_lightllm.client.plots import plot_results
 

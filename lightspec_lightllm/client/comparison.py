@@ -166,7 +166,10 @@ def pair(subjects: Sequence[Subject]) -> list[tuple[str, list[Record | None]]]:
         conditions = list(dict.fromkeys(next(iter(subject.records)) for subject in subjects))
         title = " | ".join(str(condition) for condition in conditions)
         return [(title, [next(iter(subject.records.values())) for subject in subjects])]
-    conditions = list(dict.fromkeys(condition for subject in subjects for condition in subject.records))
+    conditions = sorted(
+        {condition for subject in subjects for condition in subject.records},
+        key=lambda at: (at.dataset, at.request_rate, at.max_concurrency or math.inf),
+    )
     pairs = [(str(condition), [subject.records.get(condition) for subject in subjects]) for condition in conditions]
     shared = [(title, records) for title, records in pairs if sum(record is not None for record in records) > 1]
     if not shared:

@@ -38,7 +38,6 @@ class Server:
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
             headers=({"Authorization": f"Bearer {key}"} if key else {}) | self.options.headers,
-            trust_env=True,
             timeout=aiohttp.ClientTimeout(total=SHORT),
         )
         return self

@@ -15,6 +15,10 @@ from lightspec_lightllm.client.run import Run
 
 LATE_MS, BUSY = 10.0, 0.8
 """From where on times are those of the client: 99th percentile of its lag, and its share of a processor."""
+SEVERAL = 1.05
+"""Tokens per event from where on they are shown: ITL is then the time between events, not between tokens."""
+WIDE = 125
+"""Columns of text from which a dataset's table is shown in one piece."""
 MAX_ERRORS_SHOWN = 10
 HEADINGS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "client_queue_time": "queued"}
 
@@ -25,18 +29,15 @@ class Column:
     show: Callable[[Run], str]
 
 
-def result_table(runs: list[Run], options: ClientOptions, model: str) -> RenderableType:
+def result_table(runs: list[Run], options: ClientOptions, model: str, width: int) -> RenderableType:
+    """All runs; in a narrow window each dataset's table comes in two halves."""
+    load, rates, times = load_columns(runs), rate_columns(runs, options), time_columns(options)
+    halves = [load + rates + times] if width >= WIDE else [load + rates, load + times]
     parts: list[RenderableType] = []
-    columns = columns_of(runs, options)
     for name in dict.fromkeys(run.dataset.name for run in runs):
         of_name = [run for run in runs if run.dataset.name == name]
         parts += [Text(), Text(f"{name}: {of_name[0].dataset.source}", style="bold")]
-        out = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for column in columns:
-            out.add_column(column.heading, justify="right")
-        for run in of_name:
-            out.add_row(*(column.show(run) for column in columns))
-        parts.append(out)
+        parts += [dataset_table(of_name, columns) for columns in halves if columns]
     sampling = options.sampling
     parts += [
         Text(
@@ -49,12 +50,25 @@ def result_table(runs: list[Run], options: ClientOptions, model: str) -> Rendera
     return Group(*parts)
 
 
-def columns_of(runs: list[Run], options: ClientOptions) -> list[Column]:
-    """The columns that any of the runs has something to show in."""
+def dataset_table(runs: list[Run], columns: list[Column]) -> Table:
+    out = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in columns:
+        out.add_column(column.heading, justify="right")
+    for run in runs:
+        out.add_row(*(column.show(run) for column in columns))
+    return out
+
+
+def load_columns(runs: list[Run]) -> list[Column]:
     columns = [Column("in\nflight", lambda run: number_of(run.load.max_concurrency, "d"))]
     if any(math.isfinite(run.load.request_rate) for run in runs):
         columns.append(Column("offered\nreq/s", lambda run: f"{run.load.request_rate:g}"))
-    columns += [
+    return columns
+
+
+def rate_columns(runs: list[Run], options: ClientOptions) -> list[Column]:
+    """Counts, throughput, speculation and answers: the columns in which any of the runs has something to show."""
+    columns = [
         Column("\nok", lambda run: f"{run.metrics.completed}"),
         Column("\nfailed", lambda run: f"{run.metrics.failed}"),
         Column("\nreq/s", lambda run: f"{run.metrics.request_throughput:.2f}"),
@@ -62,8 +76,8 @@ def columns_of(runs: list[Run], options: ClientOptions) -> list[Column]:
     if options.goodput:
         columns.append(Column("good\nreq/s", lambda run: number_of(run.metrics.request_goodput, ".2f")))
     columns.append(Column("\ntok/s", lambda run: f"{run.metrics.output_throughput:.1f}"))
-    tail = max(options.percentiles) if options.percentiles else None
-    columns += [latency_column(name, tail) for name in options.percentile_metrics]
+    if any((run.metrics.tokens_per_event or 1.0) > SEVERAL for run in runs):
+        columns.append(Column("tokens/\nevent", lambda run: number_of(run.metrics.tokens_per_event, ".2f")))
     if any(run.speculation for run in runs):
         columns += [
             Column(
@@ -81,14 +95,17 @@ def columns_of(runs: list[Run], options: ClientOptions) -> list[Column]:
     return columns
 
 
-def latency_column(name: str, tail: float | None) -> Column:
+def time_columns(options: ClientOptions) -> list[Column]:
+    tail = max(options.percentiles)
+    return [latency_column(name, tail) for name in options.percentile_metrics]
+
+
+def latency_column(name: str, tail: float) -> Column:
     def show(run: Run) -> str:
         latency: Latency = run.metrics.latencies[name]
-        if tail is None:
-            return number_of(latency.median, ".1f")
-        return f"{number_of(latency.median, '.1f')} / {number_of(latency.percentiles[tail], '.1f')}"
+        return f"{milliseconds(latency.median)} / {milliseconds(latency.percentiles[tail])}"
 
-    return Column(f"{HEADINGS[name]} ms\np50" + ("" if tail is None else f" / p{tail:g}"), show)
+    return Column(f"{HEADINGS[name]} ms\np50 / p{tail:g}", show)
 
 
 def notes(run: Run) -> list[str]:
@@ -118,8 +135,6 @@ def _notes(run: Run) -> list[str]:
             f"output tokens of {counted['events']} answers counted as one per event: the server does not say, and "
             "speculation puts several into an event (--tokenizer counts them)"
         )
-    if (count := run.metrics.tokens_per_event) is not None and count > 1.05:
-        lines.append(f"{count:.2f} tokens per event: ITL is the time between events, not between tokens")
     if len({prompt.key for prompt in run.prompts}) < len(run.prompts):
         lines.append("the set has fewer prompts than were asked for: some were sent again (mind a prefix cache)")
     if run.answers and run.truncated:
@@ -134,6 +149,10 @@ def _notes(run: Run) -> list[str]:
             f"times are late by up to {late:.0f} ms (p99): this machine let the client wait, which took {share} itself"
         )
     return lines
+
+
+def milliseconds(value: float | None) -> str:
+    return number_of(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
 def number_of(value: float | None, form: str) -> str:

@@ -26,6 +26,7 @@ from typing import cast
 
 import numpy as np
 
+from lightspec_lightllm.planner.confidence import BIN_CENTRES, NUM_BINS
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 INFO_PER_TRIAL = 0.2
@@ -36,14 +37,7 @@ LEVELS = 17
 
 LEVEL_STEP = 0.25
 NEUTRAL_LEVEL = LEVELS // 2
-LEVEL_OFFSETS = (np.arange(LEVELS) - NEUTRAL_LEVEL) * LEVEL_STEP
-
-_BIN_CENTRES = np.arange(-3.5, 4.51, 0.5)
-NUM_BINS = len(_BIN_CENTRES)
-_RESOLUTION = 1024
-_GRID = (np.arange(_RESOLUTION + 1) + 0.5) / (_RESOLUTION + 1)
-_BIN_OF = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - _BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
-
+LEVEL_OFFSETS: FloatArray = LEVEL_STEP * (np.arange(LEVELS) - NEUTRAL_LEVEL).astype(np.float64)
 
 LEAST_SPREAD = 0.02
 """A trial at acceptance q informs by q (1 - q), taken as q times at least this: certainty must stay corrigible."""
@@ -67,11 +61,6 @@ def logit(probability: float) -> float:
     return math.log(probability / (1.0 - probability))
 
 
-def confidence_bins(confidence: FloatArray) -> IntArray:
-    """Bin of each confidence in [0, 1]; bins are half a unit of log-odds wide."""
-    return cast(IntArray, _BIN_OF[(confidence * _RESOLUTION).astype(np.int64)])
-
-
 def sums(keys: IntArray, values: FloatArray, size: int) -> FloatArray:
     """float[size], the sum of the values of each key."""
     return cast(FloatArray, np.bincount(keys, weights=values, minlength=size))
@@ -81,7 +70,7 @@ class AcceptanceModel:
     """The terms ``theta`` and ``phi`` and the table of acceptances they give.
 
     One instance has a single bin (nothing is known of a draft but its depth and request), another the bins of
-    `confidence_bins`; they differ only in their priors. What is learned is taken in from time to time, several rounds
+    confidences; they differ only in their priors. What is learned is taken in from time to time, several rounds
     at once; between two such times the table stands still.
     """
 
@@ -125,7 +114,7 @@ class AcceptanceModel:
         Bins that are seldom tried because they look hopeless thus learn from the others, so that a confidence that
         means nothing is found out.
         """
-        x, info = _BIN_CENTRES, self._phi_info
+        x, info = BIN_CENTRES, self._phi_info
         total, first = float(info @ self._phi), float(info @ x)
         second, cross = float(info @ (x * x)), float(info @ (x * self._phi))
         shift_info, scale_info = float(info.sum()) + SHIFT_PRIOR, second + SCALE_PRIOR
@@ -142,9 +131,15 @@ class AcceptanceModel:
             self._table = _sigmoid(LEVEL_OFFSETS[:, None] + self._theta_read)
         return self._table
 
-    def bins_table(self) -> FloatArray:
-        """float[LEVELS, K, bins], acceptance by level, depth and bin."""
-        return _sigmoid(LEVEL_OFFSETS[:, None, None] + self._theta_read[:, None] + self._phi_read)
+    @property
+    def depth_terms(self) -> FloatArray:
+        """float[K], log-odds by depth, beside those of a bin where there are bins."""
+        return self._theta_read
+
+    @property
+    def bin_terms(self) -> FloatArray:
+        """float[bins], log-odds by bin of confidences."""
+        return self._phi_read
 
     def acceptance(self) -> FloatArray:
         """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
@@ -259,8 +254,8 @@ class RequestOffsets:
 
     def find(self, request_ids: IntArray) -> IntArray:
         """The same, of any requests, in any number."""
-        entries: IntArray = ((request_ids.astype(np.uint64) * _HASH) >> self._shift).astype(np.int64)
-        new = (self._owner[entries] != request_ids).nonzero()[0]
+        entries: IntArray = ((request_ids.view(np.uint64) * _HASH) >> self._shift).view(np.int64)
+        new = (self._owner.take(entries) != request_ids).nonzero()[0]
         if len(new):
             cleared = entries[new]
             self._owner[cleared] = request_ids[new]
@@ -271,7 +266,7 @@ class RequestOffsets:
 
     def levels(self, entries: IntArray) -> IntArray:
         """int[N], level of each request in 0..LEVELS-1."""
-        return self._level[entries]
+        return self._level.take(entries)
 
     def learn(self, entries: IntArray, scores: FloatArray, rise: float) -> None:
         """Take in residuals and information, float[2, M], of int[M] entries, of which some may be the same.

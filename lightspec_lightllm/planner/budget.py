@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from lightspec_lightllm.planner.costs import CostModel
 from lightspec_lightllm.planner.gain import GainCurve
+from lightspec_lightllm.planner.types import IntArray
+
+FEW = 32
+"""The budget is searched anew when more than one in so many requests changed since it was found."""
+
+
+class FoundBudget(NamedTuple):
+    """A verify budget that was found, for how many requests by proposal and level, and for what of the drafter."""
+
+    batch: IntArray
+    drafter: tuple[float, int]
+    curve: GainCurve
+    rows: int
+
+    def fits(self, batch: IntArray, drafter: tuple[float, int], num_requests: int, available: int) -> bool:
+        """Whether it does for a batch that is almost the same."""
+        if len(batch) != len(self.batch):  # ids may come and go
+            return False
+        few = num_requests // FEW
+        same = int(np.abs(batch - self.batch).sum()) <= few if few else bool((batch == self.batch).all())
+        return same and drafter == self.drafter and self.rows <= num_requests + available
 
 
 def choose_budget(

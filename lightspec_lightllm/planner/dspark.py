@@ -72,10 +72,11 @@ class DsparkPlanner:
             PlanError: the view's arrays do not fit the number of requests or hold impossible values.
         """
         num_requests, steps = view.num_requests, self.max_draft_steps
-        proposed, confidence = read_view(view, steps)
+        proposed, confidence, num_unknown = read_view(view, steps)
         if num_requests == 0:
             return Plan(0, 0)
         self.counters.plans += 1
+        self.counters.unknown_confidences += num_unknown
         context = float(np.mean(view.context_tokens))
         limit = num_requests + int(proposed.sum())
         if self.costs.max_rows is not None:
@@ -128,6 +129,7 @@ class DsparkPlanner:
         if not len(outcome.verified):
             return
         self.counters.observed += 1
+        self.counters.unknown_confidences += outcome.num_unknown
         if outcome.confidence is None:
             return
         self._calibration.learn(outcome, outcome.confidence)
@@ -163,14 +165,15 @@ class TemperatureScale:
         self.temperature = np.ones(max_draft_steps)
 
     def survival(self, confidence: FloatArray) -> FloatArray:
-        """float[N, K], products of the calibrated confidences float[N, K]."""
-        bounded = np.clip(confidence, 1e-6, 1.0 - 1e-6)
+        """float[N, K], products of the calibrated confidences float[N, K]; one that is unknown is taken as 1/2."""
+        bounded = np.clip(np.nan_to_num(confidence, nan=0.5), 1e-6, 1.0 - 1e-6)
         log_odds = np.log(bounded / (1.0 - bounded)) / self.temperature
         return np.asarray(np.multiply.accumulate(1.0 / (1.0 + np.exp(-log_odds)), axis=1))
 
     def learn(self, outcome: Outcome, confidence: FloatArray) -> None:
         """Take in a round's trials and fit the temperatures anew."""
-        requests, depths = (self._depths < np.minimum(outcome.verified, outcome.accepted)[:, None]).nonzero()
+        tried = self._depths < np.minimum(outcome.verified, outcome.accepted)[:, None]
+        requests, depths = (tried & ~np.isnan(confidence)).nonzero()
         if not len(depths):
             return
         bounded = np.clip(confidence[requests, depths], 1e-6, 1.0 - 1e-6)

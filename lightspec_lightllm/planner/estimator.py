@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import (
-    LEVELS,
-    NEUTRAL_LEVEL,
-    NUM_BINS,
+    LEVEL_OFFSETS,
     AcceptanceModel,
     ChangeDetector,
     RequestOffsets,
-    confidence_bins,
     information_of,
     logit,
     raised,
 )
+from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES, bins_of, codes_of
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.levels import LevelTable
 from lightspec_lightllm.planner.options import PlannerOptions
+from lightspec_lightllm.planner.survival import NO_DRAFT, SurvivalTable, survival_of
 from lightspec_lightllm.planner.trials import (
     Learned,
-    Reading,
     SeenRound,
+    Trials,
     at_least,
     by_level,
     joined,
-    joined_readings,
-    scores_of,
+    joined_codes,
+    single_trials,
+    summed,
 )
-from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
+from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 LEARN_ROUNDS = 6
 """Rounds that are taken in together once the planner has warmed up: counting costs little, rebuilding tables more."""
+
+LEARN_LARGE = 12
+"""The same for a large batch, whose rounds each bring as many trials as many rounds of a small one."""
 
 LARGE_BATCH = 64
 """Requests from which on learning is spread over rounds; what smaller batches take is calls rather than work."""
@@ -56,8 +58,8 @@ LEAST_HOPE = 0.02
 SCORED_TRIALS = 384
 """Trials with confidences after which the older rounds of those taken in together are left out."""
 
-CELL = NUM_BINS + 1
-"""Entries per level and depth of the table of acceptances: one per bin, and one for a draft that is not there yet."""
+SHORT = 6
+"""Up to so many requests that propose fewer drafts than others are looked at one by one: new ones are few."""
 
 
 class AcceptanceEstimator:
@@ -91,7 +93,6 @@ class AcceptanceEstimator:
         self._detector = ChangeDetector()
         self._future: tuple[tuple[int, int], SurvivalMass] | None = None
         self._last_levels: tuple[IntArray, int, IntArray] | None = None
-        self._base: tuple[IntArray | None, IntArray] | None = None
         self.trusts_confidence = True
         self._skill = 0.0
         self._rounds: list[SeenRound] = []
@@ -105,13 +106,19 @@ class AcceptanceEstimator:
         self._neutral = self._marginal.acceptance()
         self.hope = float((self._calibrated if self._sure else self._marginal).hope()[0])
         self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
-        self._table: LevelTable | None = None
-        self._cells: FloatArray | None = None
+        self._levels_built: LevelTable | None = None
+        self._survivals_built: SurvivalTable | None = None
 
     def _levels_table(self) -> LevelTable:
-        if self._table is None:
-            self._table = LevelTable(self._marginal.table)
-        return self._table
+        if self._levels_built is None:
+            self._levels_built = LevelTable(self._marginal.table)
+        return self._levels_built
+
+    def _survivals(self) -> SurvivalTable:
+        if self._survivals_built is None:
+            calibrated, plain = self._calibrated, self._marginal.depth_terms
+            self._survivals_built = SurvivalTable(calibrated.bin_terms, calibrated.depth_terms, plain, LEVEL_OFFSETS)
+        return self._survivals_built
 
     @property
     def _sure(self) -> bool:
@@ -129,37 +136,24 @@ class AcceptanceEstimator:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
 
-    def read(self, confidence: FloatArray, waiting: BoolArray | None, levels: IntArray | None) -> Reading:
-        """Look up float[N, K] confidences in 0..1.
+    def cells(self, codes: IntArray, levels: IntArray | None, proposed: IntArray | None = None) -> IntArray:
+        """int[D, N]: survivals of drafts by their confidences (see `survival`), of int[D, N] codes.
 
         Args:
-            waiting: bool[N, K], which of the drafts there are; None: all.
+            proposed: int[N], how many drafts there are of each request; None: all are meant.
         """
-        bins = confidence_bins(confidence)
-        if waiting is not None:
-            bins = np.where(waiting, bins, NUM_BINS)
-        acceptance = self._table_of_cells().ravel().take(bins + self._cell_base(len(bins), levels))
-        return Reading(waiting, bins, acceptance, np.multiply.accumulate(acceptance, axis=1))
-
-    def _table_of_cells(self) -> FloatArray:
-        """float[LEVELS, K, CELL], acceptance by level, depth and bin."""
-        if self._cells is None:
-            self._cells = np.empty((LEVELS, self.max_draft_steps, CELL))
-            self._cells[:, :, :NUM_BINS] = self._calibrated.bins_table()
-            self._cells[:, :, NUM_BINS] = self._neutral
-        return self._cells
-
-    def _cell_base(self, num_requests: int, levels: IntArray | None) -> IntArray:
-        """int[N, K]: where the entries of each request and depth begin in the table of acceptances."""
-        held = self._base
-        if held is None or held[0] is not levels or len(held[1]) != num_requests:
-            row = self.max_draft_steps * CELL
-            start = np.full(num_requests, NEUTRAL_LEVEL * row) if levels is None else levels * row
-            held = self._base = (levels, start[:, None] + self._depths * CELL)
-        return held[1]
+        cells = self._survivals().cells(codes, levels)
+        if proposed is not None:
+            short = (proposed < len(codes)).nonzero()[0]
+            if len(short) > SHORT:
+                np.putmask(cells, self._depths[: len(codes), None] >= proposed, NO_DRAFT)
+            else:
+                for request in short.tolist():
+                    cells[proposed[request] :, request] = NO_DRAFT
+        return cells
 
     def waiting(
-        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, reading: Reading | None
+        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, cells: IntArray | None
     ) -> tuple[GainCurve, FloatArray | None]:
         """Gain curve of the waiting drafts, and the float[N, K] survivals to take rows by.
 
@@ -168,12 +162,15 @@ class AcceptanceEstimator:
 
         Args:
             tally: int[K + 1], how many requests propose 0, 1, .. K drafts.
+            cells: int[D, N], of the waiting drafts, where their confidences are known and used.
         """
         num_requests = len(proposed)
-        if reading is not None:
-            survival = reading.survival
-            known = survival if reading.waiting is None else np.where(reading.waiting, survival, 0.0)
-            return GainCurve.of_survivals(known.ravel()), survival
+        if cells is not None:
+            survival = survival_of(cells)
+            if len(cells) < self.max_draft_steps:
+                deeper = np.zeros((self.max_draft_steps - len(cells), num_requests))
+                survival = np.concatenate((survival, deeper))
+            return GainCurve.of_cells(cells), survival.T
         if self._sure:
             mass = self.future(num_requests, levels)
             share = at_least(tally) / num_requests
@@ -218,21 +215,19 @@ class AcceptanceEstimator:
         return SurvivalMass.ladder_of(np.multiply.accumulate(self._marginal.hopeful(levels)), num_requests)
 
     def hopeful_curve(
-        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, reading: Reading | None
+        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, survival: FloatArray | None
     ) -> GainCurve:
-        """The same for the waiting drafts."""
-        if reading is None:
+        """The same for the waiting drafts, of float[N, K] survivals where confidences tell them."""
+        if survival is None:
             return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful(levels)))
-        return GainCurve.of_survivals(raised(reading.survival[self._depths < proposed[:, None]], self.hope))
+        return GainCurve.of_survivals(raised(survival[self._depths < proposed[:, None]], self.hope))
 
     def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:
         """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""
-        steps = confidence.shape[1]
-        wide = np.zeros((len(confidence), self.max_draft_steps))
-        wide[:, :steps] = confidence
-        there = np.broadcast_to(self._depths < steps, wide.shape)
-        known = self.read(wide, there, self.levels(request_ids))
-        return known.survival[:, min(steps, self.max_draft_steps - 1)]
+        steps = min(confidence.shape[1], self.max_draft_steps - 1)
+        codes = np.full((steps + 1, len(confidence)), NUM_CODES + steps)
+        codes[:steps] = codes_of(confidence, steps, some_unknown=bool(np.isnan(confidence).any()))
+        return survival_of(self.cells(codes, self.levels(request_ids))[steps])
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -244,8 +239,11 @@ class AcceptanceEstimator:
     def learn(self, seen: SeenRound) -> None:
         """Note one round. Several are taken in together; the first ones at once. For a large batch that is spread: a
         part of the work is done with every round that follows."""
+        num_requests = len(seen.trials)
+        if seen.codes is not None and self._rounds and int(np.add.reduce(seen.trials)) >= SCORED_TRIALS:
+            self._rounds[-1] = self._rounds[-1].without_codes()  # nobody will look at them
         self._rounds.append(seen)
-        self._go_on(len(seen.trials))
+        self._go_on(num_requests)
 
     def pass_round(self) -> None:
         """Note a round that says nothing of drafts: what was noted before it is taken in all the same."""
@@ -253,7 +251,8 @@ class AcceptanceEstimator:
 
     def _go_on(self, num_requests: int) -> None:
         self._waited += 1
-        if self._work is None and self._rounds and self._waited >= min(LEARN_ROUNDS, 1 + self.version // 4):
+        together = LEARN_ROUNDS if num_requests < LARGE_BATCH else LEARN_LARGE
+        if self._work is None and self._rounds and self._waited >= min(together, 1 + self.version // 4):
             rounds, self._rounds, self._waited = self._rounds, [], 0
             self._work = self._take_in(rounds)
         if self._work is not None:
@@ -265,7 +264,7 @@ class AcceptanceEstimator:
     def _take_in(self, rounds: list[SeenRound]) -> Iterator[None]:
         """Learn from some rounds, in parts that each take less time than a plan, and read the models anew."""
         judged = []
-        sure = [seen for seen in rounds if seen.confidence is not None]
+        sure = [seen for seen in rounds if seen.codes is not None]
         residual, information, rise, requests = self._learn_marginal(rounds)
         judged.append(requests)
         yield
@@ -276,7 +275,6 @@ class AcceptanceEstimator:
             if told is not None:
                 residual, information, rise, requests = told
                 judged.append(requests)
-            yield
         if found := [pair for pair in judged if pair is not None]:
             entries, scores = zip(*found, strict=True)
             self._offsets.learn(joined(list(entries)), np.concatenate(scores, axis=1), rise)
@@ -287,8 +285,7 @@ class AcceptanceEstimator:
             self._calibrated.forget(0.25)
         self._refresh()
         if sure:
-            yield
-            self._table_of_cells()
+            self._survivals()
 
     def _learn_marginal(self, rounds: list[SeenRound]) -> Learned:
         """What trials say by depth and, where confidences are not used, by request."""
@@ -297,9 +294,9 @@ class AcceptanceEstimator:
         expected, information = np.zeros(most), np.zeros(most)
         requests = None
         trusted = self.trusts_confidence
-        known = [s for s in rounds if s.request_ids is not None and (s.confidence is None or not trusted)]
+        known = [s for s in rounds if s.request_ids is not None and (s.codes is None or not trusted)]
         if len(known) < len(rounds):
-            others = [s.trials for s in rounds if s.request_ids is None or (s.confidence is not None and trusted)]
+            others = [s.trials for s in rounds if s.request_ids is None or (s.codes is not None and trusted)]
             tried = at_least(np.bincount(joined(others), minlength=most + 1))
             expected += tried * self._neutral
             information += tried * information_of(self._neutral)
@@ -328,42 +325,35 @@ class AcceptanceEstimator:
                 break
             chosen.append(seen)
             num_trials += int(np.add.reduce(seen.trials))
-        reading = joined_readings([self._reading(seen) for seen in chosen])
-        self._history.push(reading.survival, joined([seen.proposed for seen in chosen]))
+        codes, proposed = joined_codes(chosen, self.max_draft_steps), joined([seen.proposed for seen in chosen])
+        entries = levels = None
+        if self.trusts_confidence and all(seen.request_ids is not None for seen in chosen):
+            entries = self._offsets.find(joined([seen.request_ids for seen in chosen if seen.request_ids is not None]))
+            levels = self._offsets.levels(entries)
+        self._history.push(self.cells(codes, levels), proposed)
         if not num_trials:
             return None
+        accepted = joined([seen.accepted for seen in chosen])
+        trials = single_trials(joined([seen.trials for seen in chosen]), accepted, codes)
+        of_trials = None if levels is None else levels.take(trials.request)
+        expected = self._survivals().acceptance(trials.code, trials.depth, of_trials)
+        scores = trials.right - expected, information_of(expected)
+        self._judge(trials)
         yield
-        trials, accepted = joined([seen.trials for seen in chosen]), joined([seen.accepted for seen in chosen])
-        scores = scores_of(trials, accepted, reading)
-        yield
-        self._judge(scores.trials)
-        residual, information = scores.depths
-        rise = self._calibrated.learn_bins(*scores.bins)
+        rise = self._calibrated.learn_bins(*summed(bins_of(trials.code), *scores, NUM_BINS))
+        residual, information = summed(trials.depth, *scores, self.max_draft_steps)
         rise += self._calibrated.learn(residual - information * rise, information)
         if not self.trusts_confidence:
             return None
-        ids = [seen.request_ids for seen in chosen if seen.request_ids is not None]
-        requests = None
-        if len(ids) == len(chosen):
-            requests = self._offsets.find(joined(ids)), scores.requests
+        requests = None if entries is None else (entries, summed(trials.request, *scores, len(entries)))
         return Learned(residual, information, rise, requests)
 
-    def _judge(self, trials: IntArray) -> None:
-        """Whether confidences tell more than depths alone: by the likelihood of int[3, T] trials under both models."""
-        bins, depths, right = trials
-        told = self._table_of_cells()[NEUTRAL_LEVEL].ravel().take(depths * CELL + bins)
-        plain = self._neutral.take(depths)
-        ratio = np.where(right > 0, told / plain, (1.0 - told) / (1.0 - plain))
-        keep = math.exp(-len(right) / SKILL_TRIALS)
+    def _judge(self, trials: Trials) -> None:
+        """Whether confidences tell more than depths alone: by the likelihood of trials under both models."""
+        told = self._survivals().acceptance(trials.code, trials.depth, None)
+        plain = self._neutral.take(trials.depth)
+        ratio = np.where(trials.right > 0, told / plain, (1.0 - told) / (1.0 - plain))
+        keep = math.exp(-len(ratio) / SKILL_TRIALS)
         self._skill = keep * self._skill + float(np.add.reduce(np.log(ratio)))
         if abs(self._skill) > SKILL_DOUBT:
             self.trusts_confidence = self._skill > 0.0
-
-    def _reading(self, seen: SeenRound) -> Reading:
-        if seen.reading is not None:
-            return seen.reading
-        levels = None
-        if seen.request_ids is not None and self.trusts_confidence:
-            levels = self._offsets.levels(self._offsets.find(seen.request_ids))
-        waiting = self._depths < seen.proposed[:, None]
-        return self.read(cast(FloatArray, seen.confidence), waiting, levels)

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, survival_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
-EXACT_DRAFTS = 512
-"""Up to so many drafts are sorted one by one."""
+_SHARED = 3
+"""Cells are taken together by 2^3 in a gain curve: to 1/16 bit."""
+
+_CURVE_CELLS = LAST_CELL >> _SHARED
+_CURVE_VALUE = survival_of((np.arange(_CURVE_CELLS) << _SHARED) + 3)
 
 _HISTORY_BINS = 11  # half a bit of survival each; the last takes all that is less likely
-_SMALLEST_CELL = (1023 - 20) << 3  # survivals below 2^-20 are one cell; 1023 is the bias of a double's exponent
-_NUM_CELLS = 20 * 8 + 1
+_HISTORY_SHARED = (BIT_STEPS // 2).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,20 +86,16 @@ class GainCurve:
 
     @classmethod
     def of_survivals(cls, survival: FloatArray) -> GainCurve:
-        """The curve of single drafts, float[M] in 0..1 in any order; many are taken in bins an eighth of a bit wide."""
-        if len(survival) > EXACT_DRAFTS:
-            # The leading bits of a double are its exponent and the first eighths of its mantissa.
-            cell = (survival.view(np.int64) >> 49) - _SMALLEST_CELL
-            np.maximum(cell, 0, out=cell)
-            count = np.bincount(cell, minlength=_NUM_CELLS)
-            total = np.bincount(cell, weights=survival, minlength=_NUM_CELLS)
-            rows, gain = np.zeros(_NUM_CELLS + 1), np.zeros(_NUM_CELLS + 1)
-            np.add.accumulate(count[::-1], out=rows[1:])
-            np.add.accumulate(total[::-1], out=gain[1:])
-            return cls(rows, gain)
+        """The curve of single drafts, float[M] in 0..1 in any order."""
         gain = np.zeros(len(survival) + 1)
         np.add.accumulate(np.sort(survival)[::-1], out=gain[1:])
         return cls(np.arange(len(gain), dtype=np.float64), gain)
+
+    @classmethod
+    def of_cells(cls, cells: IntArray) -> GainCurve:
+        """The curve of single drafts by cell (see `survival`), of those that there are and that may be accepted."""
+        count = np.bincount((cells >> _SHARED).ravel(), minlength=_CURVE_CELLS)
+        return cls.of(count[:_CURVE_CELLS], _CURVE_VALUE)
 
     def at(self, rows: IntArray | FloatArray) -> FloatArray:
         """Gain at several numbers of rows."""
@@ -123,23 +122,23 @@ class SurvivalHistory:
     WINDOW = 256
 
     def __init__(self, max_draft_steps: int) -> None:
-        self._rounds: deque[FloatArray] = deque()
+        self._rounds: deque[IntArray] = deque()
         self._held = 0
-        self._depth_offset = np.arange(max_draft_steps) * _HISTORY_BINS
+        self._depth_offset = np.arange(max_draft_steps)[:, None] * _HISTORY_BINS
 
-    def push(self, survival: FloatArray, proposed: IntArray) -> None:
-        """Add a round's float[N, K] survivals, which must not change afterwards; only the newest rounds are kept.
+    def push(self, cells: IntArray, proposed: IntArray) -> None:
+        """Add a round's int[K, N] cells, which must not change afterwards; only the newest rounds are kept.
 
         Requests without a proposal say nothing.
         """
-        size = int(np.count_nonzero(proposed))
+        num_requests, size = len(proposed), int(np.count_nonzero(proposed))
         if not size:
             return
-        whole = size >= len(survival) - len(survival) // 32  # a few that would be extrapolated do not matter
-        self._rounds.append(survival if whole else survival[proposed > 0])
-        self._held += len(self._rounds[-1])
-        while self._held - len(self._rounds[0]) >= self.WINDOW:
-            self._held -= len(self._rounds.popleft())
+        whole = size >= num_requests - num_requests // 32  # a few that would be extrapolated do not matter
+        self._rounds.append(cells if whole else cells[:, proposed > 0])
+        self._held += self._rounds[-1].shape[1]
+        while self._held - self._rounds[0].shape[1] >= self.WINDOW:
+            self._held -= self._rounds.popleft().shape[1]
 
     def clear(self) -> None:
         """Forget all rounds."""
@@ -151,14 +150,13 @@ class SurvivalHistory:
 
     def mass(self, num_requests: int) -> SurvivalMass:
         """The expected drafts of a batch of N requests that each propose K, in bins half a bit of survival wide."""
-        survival = self._rounds[0] if len(self._rounds) == 1 else np.concatenate(self._rounds)
-        size = survival.shape[1] * _HISTORY_BINS
-        # The exponent of a double and the first half of its mantissa, counted down from 1.
-        cell = (1023 << 1) - (survival.view(np.int64) >> 51)
-        np.minimum(cell, _HISTORY_BINS - 1, out=cell)
-        cell += self._depth_offset
-        count = np.bincount(cell.ravel(), minlength=size)
-        total = np.bincount(cell.ravel(), weights=survival.ravel(), minlength=size)
+        cells = self._rounds[0] if len(self._rounds) == 1 else np.concatenate(self._rounds, axis=1)
+        size = len(cells) * _HISTORY_BINS
+        bins = np.minimum(cells >> _HISTORY_SHARED, _HISTORY_BINS - 1)
+        bins += self._depth_offset
+        count = np.bincount(bins.ravel(), minlength=size)
+        total = np.bincount(bins.ravel(), weights=survival_of(cells).ravel(), minlength=size)
         held = count.nonzero()[0]
         number = count[held].astype(np.float64)
-        return SurvivalMass.of(total[held] / number, held // _HISTORY_BINS + 1, number * (num_requests / len(survival)))
+        share = num_requests / cells.shape[1]
+        return SurvivalMass.of(total[held] / number, held // _HISTORY_BINS + 1, number * share)

@@ -133,6 +133,7 @@ class HybridPlanner:
             probes=sum(counters.probes for counters in each),
             skips=sum(counters.skips for counters in each),
             changes=sum(counters.changes for counters in each),
+            unknown_confidences=max(counters.unknown_confidences for counters in each),
         )
 
     def plan(self, view: BatchView) -> Plan:
@@ -163,7 +164,7 @@ class HybridPlanner:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
         try:
-            outcome = read_feedback(feedback, self.max_draft_steps, clear=False)
+            outcome = read_feedback(feedback, self.max_draft_steps, confidence=False)
         except FeedbackError:
             self._own.refused_feedback += 1
             raise

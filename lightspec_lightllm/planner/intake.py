@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.types import BatchView, FloatArray, IntArray, RoundFeedback
@@ -18,8 +19,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         verified, accepted, proposed: int[N].
-        confidence: float[N, K], 0 past what was proposed if so asked, or None.
+        confidence: float[N, K], see `read_confidence`, or None.
         request_ids: int[N] or None.
+        num_unknown: confidences of proposed drafts that are not known.
     """
 
     verified: IntArray
@@ -27,18 +29,19 @@ class Outcome(NamedTuple):
     proposed: IntArray
     confidence: FloatArray | None
     request_ids: IntArray | None
+    num_unknown: int = 0
 
 
-def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArray | None]:
-    """The drafts waiting, int[N], and their confidences, float[N, K] with 0 past what is waiting, or None.
+def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArray | None, int]:
+    """The drafts waiting, int[N]; their confidences (see `read_confidence`) or None; and how many are unknown.
 
     Raises:
         PlanError: the view's arrays do not fit the number of requests or hold impossible values.
     """
     proposed, _ = read_proposals(view, max_draft_steps)
     if view.confidence is None:
-        return proposed, None
-    return proposed, read_confidence(view.confidence, proposed, max_draft_steps)
+        return proposed, None, 0
+    return proposed, *read_confidence(view.confidence, proposed, max_draft_steps)
 
 
 def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, IntArray]:
@@ -83,14 +86,13 @@ def read_ids(view: BatchView) -> IntArray | None:
     return ids
 
 
-def read_confidence(values: object, proposed: IntArray, max_draft_steps: int, *, clear: bool = True) -> FloatArray:
-    """float[N, K] in 0..1, with 0 past what is proposed.
+def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) -> tuple[FloatArray, int]:
+    """float[N, K] in 0..1 or NaN where a proposed draft's confidence is not known, and how many these are.
 
-    Args:
-        clear: whether entries past what is proposed must be 0; else they may be any number in 0..1.
+    Entries past what is proposed may be any number in 0..1.
 
     Raises:
-        PlanError: the shape is another, or a proposed draft has no probability.
+        PlanError: the shape is another, or a proposed draft has something else for a probability.
     """
     try:
         confidence = np.asarray(values, dtype=np.float64)
@@ -99,25 +101,21 @@ def read_confidence(values: object, proposed: IntArray, max_draft_steps: int, *,
     expected = (len(proposed), max_draft_steps)
     if confidence.shape != expected:
         raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
-    if not len(proposed):
-        return confidence
     # Doubles in 0..1 are those whose bits, read as whole numbers, are at most the bits of 1: one pass for two.
-    certain = confidence.flags.c_contiguous and int(confidence.view(np.uint64).max()) <= _ONE_BITS
-    if clear or not certain:
-        confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
-    if not certain and not (float(confidence.min()) >= 0.0 and float(confidence.max()) <= 1.0):
-        raise PlanError("confidence: expected probabilities in 0..1 for every waiting draft, got NaN or one outside")
-    return confidence
+    if not len(proposed) or (confidence.flags.c_contiguous and _largest(confidence.view(np.uint64)) <= _ONE_BITS):
+        return confidence, 0
+    confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
+    unknown = np.isnan(confidence)
+    if not (confidence[~unknown] >= 0.0).all() or not (confidence[~unknown] <= 1.0).all():
+        raise PlanError("confidence: expected probabilities in 0..1, or NaN if unknown, for every waiting draft")
+    return confidence, int(np.count_nonzero(unknown))
 
 
-def read_feedback(
-    feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True, clear: bool = True
-) -> Outcome:
+def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True) -> Outcome:
     """The round's counts, ids and confidences.
 
     Args:
         confidence: whether to read the confidences.
-        clear: see `read_confidence`.
 
     Raises:
         FeedbackError: no round can have given this feedback.
@@ -139,13 +137,17 @@ def read_feedback(
     ids = None if feedback.request_ids is None else _whole("request_ids", feedback.request_ids)
     if ids is not None and ids.shape != verified.shape:
         raise FeedbackError(f"request_ids: expected {len(verified)}, got {len(ids)}")
-    sure = None
+    sure, num_unknown = None, 0
     if confidence and feedback.confidence is not None:
         try:
-            sure = read_confidence(feedback.confidence, proposed, max_draft_steps, clear=clear)
+            sure, num_unknown = read_confidence(feedback.confidence, proposed, max_draft_steps)
         except PlanError as error:
             raise FeedbackError(str(error)) from None
-    return Outcome(verified, accepted, proposed, sure, ids)
+    return Outcome(verified, accepted, proposed, sure, ids, num_unknown)
+
+
+def _largest(values: npt.NDArray[np.uint64]) -> int:
+    return int(np.maximum.reduce(values, axis=None))
 
 
 def _possible(verified: IntArray, accepted: IntArray, proposed: IntArray, max_draft_steps: int) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.acceptance import LEVELS
-from lightspec_lightllm.planner.budget import choose_budget
+from lightspec_lightllm.planner.budget import FoundBudget, choose_budget
 from lightspec_lightllm.planner.chain import ChainRule
+from lightspec_lightllm.planner.confidence import codes_of
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import WARM_VERSIONS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
@@ -53,9 +52,6 @@ PROBE_ROWS = 8
 CHOICE_SHARE = 1 / 64
 """Weight of the newest round in what choosing by the drafts at hand brings."""
 
-FEW = 32
-"""The budget is searched anew when more than one in so many requests changed since it was found."""
-
 SETTLED_ROUNDS = 16
 """Rounds after which prices and draft steps are looked at anew though nothing was learned."""
 
@@ -75,7 +71,6 @@ class LightspecPlanner:
         self.options = options
         self.counters = PlannerCounters()
         self._legal = legal_steps(drafter, max_draft_steps)
-        self._depths = np.arange(max_draft_steps)
         self._counts = np.arange(max_draft_steps + 1)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
@@ -88,7 +83,7 @@ class LightspecPlanner:
         self._state = (0, 0, 0.0)
         self._age = 0
         self._price = 0.0
-        self._last_budget: _Budget | None = None
+        self._last_budget: FoundBudget | None = None
         self._found_steps = 0
         self._search_in = -1
         """Rounds until the draft steps are searched, negative: not before something was learned."""
@@ -108,12 +103,12 @@ class LightspecPlanner:
         if num_requests == 0:
             return Plan(0, 0)
         proposed, tally = read_proposals(view, self.max_draft_steps)
-        levels, reading = self._read(view, proposed, whole=int(tally[-1]) == num_requests)
+        levels, cells, reading = self._read(view, proposed, tally)
         available = int(self._counts @ tally)
         backlog = min(read_backlog(view, self._backlog), BACKLOG_TOKENS * num_requests)
         fresh = self._settle(num_requests)
 
-        curve, survival, rows = self._choose_budget(proposed, tally, available, levels, reading, backlog)
+        curve, survival, rows = self._choose_budget(proposed, tally, available, levels, cells, backlog)
         if fresh and self._search_in < 0:
             self._search_in = 0 if self._estimator.version <= WARM_VERSIONS else 2
         if self._search_in == 0:
@@ -165,51 +160,52 @@ class LightspecPlanner:
         tally: IntArray,
         available: int,
         levels: IntArray | None,
-        reading: Reading | None,
+        cells: IntArray | None,
         backlog: int,
     ) -> tuple[GainCurve, FloatArray | None, int]:
         """Gain curve of the waiting drafts, the survivals to take rows by, and the verify budget."""
         num_requests = len(proposed)
         if not available:
             return NO_GAIN, None, num_requests
-        if reading is None:
-            self._choice *= 1.0 - CHOICE_SHARE
         fills = draft_terms(self.drafter, self._steps)[1]
-        backlog = backlog if fills else 0
-        batch = tally if levels is None else np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
-        if reading is None and (last := self._last_budget) is not None:
-            few = num_requests // FEW
-            same = len(batch) == len(last.batch)  # ids may come and go
-            if same and few:
-                same = int(np.abs(batch - last.batch).sum()) <= few
-            elif same:
-                same = bool((batch == last.batch).all())
-            if same and last.drafter == (fills, backlog) and last.rows <= num_requests + available:
+        drafter = (fills, backlog if fills else 0)
+        batch = tally
+        if cells is None:
+            self._choice *= 1.0 - CHOICE_SHARE
+            if levels is not None:
+                batch = np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
+            last = self._last_budget
+            if last is not None and last.fits(batch, drafter, num_requests, available):
                 return last.curve, self._estimator.survival(levels), last.rows
-        curve, survival = self._estimator.waiting(proposed, tally, levels, reading)
-        search = partial(
-            choose_budget,
-            num_requests=num_requests,
-            available=available,
+        curve, survival = self._estimator.waiting(proposed, tally, levels, cells)
+        rows = self._best_rows(curve, num_requests, available, drafter)
+        if cells is not None and available == num_requests * self._steps:
+            self._note_choice(curve, rows, num_requests, drafter)
+        if rows == num_requests and self._estimator.hopes:
+            known = None if cells is None else survival
+            hopeful = self._estimator.hopeful_curve(proposed, tally, levels, known)
+            rows = self._best_rows(hopeful, num_requests, available, drafter)
+        self._last_budget = FoundBudget(batch, drafter, curve, rows) if cells is None else None
+        return curve, survival, rows
+
+    def _best_rows(self, curve: GainCurve, num_requests: int, available: int, drafter: tuple[float, int]) -> int:
+        return choose_budget(
+            curve,
+            num_requests,
+            available,
             costs=self.costs,
             context=self._context,
             price=self._price,
-            fills=fills,
-            backlog=backlog,
+            fills=drafter[0],
+            backlog=drafter[1],
             ends=budget_ends(num_requests, self._legal, self.costs.max_rows),
         )
-        rows = search(curve)
-        if reading is not None and available == num_requests * self._steps:
-            self._note_choice(curve, rows, search)
-        if rows == num_requests and self._estimator.hopes:
-            rows = search(self._estimator.hopeful_curve(proposed, tally, levels, reading))
-        self._last_budget = _Budget(batch, (fills, backlog), curve, rows) if reading is None else None
-        return curve, survival, rows
 
-    def _note_choice(self, curve: GainCurve, rows: int, search: partial[int]) -> None:
+    def _note_choice(self, curve: GainCurve, rows: int, num_requests: int, drafter: tuple[float, int]) -> None:
         """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
-        num_requests, fills, backlog = (search.keywords[name] for name in ("num_requests", "fills", "backlog"))
-        budgets = self.costs.budgets(search.keywords["ends"], self._context, backlog)
+        fills, backlog = drafter
+        ends = budget_ends(num_requests, self._legal, self.costs.max_rows)
+        budgets = self.costs.budgets(ends, self._context, backlog)
 
         def value(curve: GainCurve, rows: int) -> float:
             return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)
@@ -217,7 +213,8 @@ class LightspecPlanner:
         key = (*self._state, self._steps)
         if self._expected_choice[0] != key:
             expected = self._estimator.future(num_requests, None).curve(self._steps)
-            self._expected_choice = (key, value(expected, search(expected)))
+            best = self._best_rows(expected, num_requests, num_requests * self._steps, drafter)
+            self._expected_choice = (key, value(expected, best))
         brought = (value(curve, rows) - self._expected_choice[1]) / num_requests
         self._choice += CHOICE_SHARE * (brought - self._choice)
 
@@ -226,8 +223,11 @@ class LightspecPlanner:
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, context))
         return self._pace.speedup * num_requests / max(off_ms, 1e-9) * self._drift.slope
 
-    def _read(self, view: BatchView, proposed: IntArray, *, whole: bool) -> tuple[IntArray | None, Reading | None]:
-        """The requests' levels and what their confidences say; notes the batch's context."""
+    def _read(
+        self, view: BatchView, proposed: IntArray, tally: IntArray
+    ) -> tuple[IntArray | None, IntArray | None, Reading | None]:
+        """The requests' levels, and the cells of the waiting drafts (see `survival`) with the confidences they are
+        from; notes the batch's context. Only as many depths are read as some request proposes."""
         context = view.context_tokens
         if not isinstance(context, int | float):
             context = float(np.add.reduce(context, axis=None)) / np.size(context)
@@ -237,12 +237,14 @@ class LightspecPlanner:
             self._context = context
         levels = self._estimator.levels(read_ids(view))
         if view.confidence is None:
-            return levels, None
-        confidence = read_confidence(view.confidence, proposed, self.max_draft_steps, clear=False)
+            return levels, None, None
+        confidence, num_unknown = read_confidence(view.confidence, proposed, self.max_draft_steps)
+        self.counters.unknown_confidences += num_unknown
         if not self._estimator.trusts_confidence:
-            return levels, None
-        waiting = None if whole else self._depths < proposed[:, None]
-        return levels, self._estimator.read(confidence, waiting, levels)
+            return levels, None, None
+        deepest = int(tally.nonzero()[0][-1])
+        codes = codes_of(confidence, deepest, some_unknown=num_unknown > 0)
+        return levels, self._estimator.cells(codes, levels, proposed), Reading(view.confidence, codes)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
@@ -342,8 +344,10 @@ class LightspecPlanner:
         Raises:
             FeedbackError: no round can have given this feedback; it is counted and changes nothing.
         """
+        reading = feedback.plan.reading
+        read = reading is not None and reading.source is feedback.confidence
         try:
-            outcome = read_feedback(feedback, self.max_draft_steps, clear=False)
+            outcome = read_feedback(feedback, self.max_draft_steps, confidence=not read)
         except FeedbackError:
             self.counters.refused_feedback += 1
             raise
@@ -354,15 +358,25 @@ class LightspecPlanner:
         trials = np.minimum(outcome.verified, outcome.accepted)
         num_trials = int(np.add.reduce(trials))
         surprise = self._estimator.surprise(trials, outcome.accepted) if feedback.plan.probe else 0.0
-        if num_trials or outcome.confidence is not None:
-            reading = feedback.plan.reading
-            if reading is not None and (outcome.confidence is None or len(reading.bins) != len(trials)):
-                reading = None
-            self._estimator.learn(SeenRound.of(outcome, trials, reading))
+        codes = self._codes(feedback, outcome)
+        if num_trials or codes is not None:
+            self._estimator.learn(SeenRound.of(outcome, trials, codes))
         else:
             self._estimator.pass_round()
         self.counters.changes = self._estimator.changes
         self._probes.observed(num_trials, feedback.plan.probe, surprise, grow=not self._estimator.hopes)
+
+    def _codes(self, feedback: RoundFeedback, outcome: Outcome) -> IntArray | None:
+        """The round's confidences: as they were read when it was planned, else as they are fed back."""
+        self.counters.unknown_confidences += outcome.num_unknown
+        reading = feedback.plan.reading
+        if feedback.confidence is None:
+            return None
+        if reading is not None and reading.codes.shape[1] == len(outcome.verified):
+            return reading.codes
+        if outcome.confidence is None:
+            return None
+        return codes_of(outcome.confidence, self.max_draft_steps, some_unknown=outcome.num_unknown > 0)
 
     def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""
@@ -380,12 +394,3 @@ class LightspecPlanner:
             self._drift.update(table_ms, feedback.measured_ms)
         off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, self._context))
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
-
-
-class _Budget(NamedTuple):
-    """The verify budget found last, for how many requests by proposal and level, and for what of the drafter."""
-
-    batch: IntArray
-    drafter: tuple[float, int]
-    curve: GainCurve
-    rows: int

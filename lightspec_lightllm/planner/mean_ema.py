@@ -76,10 +76,11 @@ class MeanEmaPlanner:
             PlanError: the view's arrays do not fit the number of requests or hold impossible values.
         """
         num_requests = view.num_requests
-        proposed, _ = read_view(view, self.max_draft_steps)
+        proposed, _, num_unknown = read_view(view, self.max_draft_steps)
         if num_requests == 0:
             return Plan(0, 0)
         self.counters.plans += 1
+        self.counters.unknown_confidences += num_unknown
         rows, tokens, _ = self._best_budget(num_requests, proposed, self._steps)
         self._steps = self._best_steps(num_requests)
         time = float(self._round_ms(num_requests, np.array([rows]), self._steps)[0])

@@ -1,30 +1,27 @@
-"""What rounds say of their drafts: counts of trials and of what was accepted, and their scores against expectation."""
+"""What rounds say of their drafts: trials, and counts of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from lightspec_lightllm.planner.acceptance import LEVELS, NUM_BINS, information_of, sums
+from lightspec_lightllm.planner.acceptance import LEVELS, sums
+from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.intake import Outcome
-from lightspec_lightllm.planner.types import BoolArray, FloatArray, IntArray
+from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 
 class Reading(NamedTuple):
-    """What the confidences of a batch say, looked up in the tables of a moment.
+    """A batch's confidences as they were read when a round was planned.
 
     Attributes:
-        waiting: bool[N, K], which of the drafts there are; None: all.
-        bins: int[N, K], bin of each confidence; `NUM_BINS` where nothing is proposed.
-        acceptance: float[N, K], calibrated conditional acceptance, extrapolated by depth past what is proposed.
-        survival: float[N, K], its running product.
+        source: the array that the host gave; the one that comes back with the round need not be read again.
+        codes: int[D, N] (see `confidence`), of the depths that were proposed.
     """
 
-    waiting: BoolArray | None
-    bins: IntArray
-    acceptance: FloatArray
-    survival: FloatArray
+    source: Any
+    codes: IntArray
 
 
 class SeenRound(NamedTuple):
@@ -35,29 +32,24 @@ class SeenRound(NamedTuple):
         accepted: int[N], accept lengths, ``trials <= accepted <= trials + 1``.
         proposed: int[N], drafts that were up for verification.
         request_ids: int[N] or None.
-        confidence: float[N, K] of the proposed drafts, or None.
-        reading: of these confidences, where they were read when the round was planned.
+        codes: int[D, N] of the proposed drafts' confidences, D at least the most proposed; or None.
     """
 
     trials: IntArray
     accepted: IntArray
     proposed: IntArray
     request_ids: IntArray | None
-    confidence: FloatArray | None
-    reading: Reading | None
+    codes: IntArray | None
 
     @classmethod
-    def of(cls, outcome: Outcome, trials: IntArray, reading: Reading | None) -> SeenRound:
+    def of(cls, outcome: Outcome, trials: IntArray, codes: IntArray | None) -> SeenRound:
         """A round to learn from later, on copies: the host may reuse its buffers."""
-        confidence = outcome.confidence
-        return cls(
-            trials,
-            outcome.accepted.copy(),
-            outcome.proposed,
-            None if outcome.request_ids is None else outcome.request_ids.copy(),
-            confidence.copy() if reading is None and confidence is not None else confidence,
-            reading,
-        )
+        ids = None if outcome.request_ids is None else outcome.request_ids.copy()
+        return cls(trials, outcome.accepted.copy(), outcome.proposed, ids, codes)
+
+    def without_codes(self) -> SeenRound:
+        """The same round, of whose confidences nothing need be kept but that there were some."""
+        return self if self.codes is None else self._replace(codes=self.codes[:0].copy())
 
 
 class Learned(NamedTuple):
@@ -75,20 +67,20 @@ class Learned(NamedTuple):
     requests: tuple[IntArray, FloatArray] | None
 
 
-class Scores(NamedTuple):
-    """Accepted trials above expectation (residuals) and Fisher information, each as residual and information.
+class Trials(NamedTuple):
+    """Single trials with confidences.
 
     Attributes:
-        bins: float[2, bins].
-        depths: float[2, K].
-        requests: float[2, N].
-        trials: int[3, T], bin, depth (from 0) and outcome (0 or 1) of each.
+        request: int[T], position in the rounds they are from.
+        depth: int[T], from 0.
+        code: int[T].
+        right: int[T], 1 where the draft was accepted, else 0.
     """
 
-    bins: FloatArray
-    depths: FloatArray
-    requests: FloatArray
-    trials: IntArray
+    request: IntArray
+    depth: IntArray
+    code: IntArray
+    right: IntArray
 
 
 def joined(arrays: list[IntArray]) -> IntArray:
@@ -96,12 +88,18 @@ def joined(arrays: list[IntArray]) -> IntArray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def joined_readings(readings: list[Reading]) -> Reading:
-    """One after the other; which drafts there are is left out."""
-    if len(readings) == 1:
-        return readings[0]
-    _, *parts = zip(*readings, strict=True)
-    return Reading(None, *(np.concatenate(part) for part in parts))
+def joined_codes(rounds: list[SeenRound], max_draft_steps: int) -> IntArray:
+    """int[K, M]: codes of rounds that all have some, one after the other; unknown where nothing was proposed."""
+    proposed = joined([seen.proposed for seen in rounds])
+    codes = np.empty((max_draft_steps, len(proposed)), dtype=np.int64)
+    codes[:] = np.arange(NUM_CODES, NUM_CODES + max_draft_steps)[:, None]
+    depths, at = np.arange(max_draft_steps)[:, None], 0
+    for seen in rounds:
+        known = cast(IntArray, seen.codes)
+        part = codes[: len(known), at : at + len(seen.proposed)]
+        np.copyto(part, known, where=depths[: len(known)] < seen.proposed)
+        at += len(seen.proposed)
+    return codes
 
 
 def at_least(tally: IntArray) -> IntArray:
@@ -115,29 +113,25 @@ def by_level(counts: IntArray, levels: IntArray, largest: int) -> IntArray:
     return np.bincount(levels * width + counts, minlength=LEVELS * width).reshape(LEVELS, width)
 
 
-def scores_of(trials: IntArray, accepted: IntArray, reading: Reading) -> Scores:
-    """Compare trials with what their confidences promised; there must be at least one."""
-    num_requests, num_depths = reading.bins.shape
+def single_trials(trials: IntArray, accepted: IntArray, codes: IntArray) -> Trials:
+    """The trials of int[M] requests one by one, those without a known confidence left out.
+
+    Args:
+        codes: int[K, M].
+    """
     ends = np.add.accumulate(trials)
-    cells = np.repeat(np.arange(num_requests) * num_depths - ends + trials, trials)
-    cells += np.arange(ends[-1])
-    expected = reading.acceptance.ravel().take(cells)
-    information = information_of(expected)
-    residual = 1.0 - expected
+    request = np.repeat(np.arange(len(trials)), trials)
+    depth = np.arange(len(request))
+    depth -= np.repeat(ends - trials, trials)
+    right = np.ones(len(request), dtype=np.int64)
     # Where there are as many trials as accepted tokens, the target's own among these, the last trial failed.
-    failed = ends[trials == accepted] - 1
-    residual[failed] -= 1.0
-    right = np.ones(len(cells), dtype=np.int64)
-    right[failed] = 0
-    bins = reading.bins.ravel().take(cells)
-    requests, depths = np.divmod(cells, num_depths)
+    right[ends[trials == accepted] - 1] = 0
+    code = codes.ravel().take(depth * len(trials) + request)
+    found = Trials(request, depth, code, right)
+    known = code < NUM_CODES
+    return found if known.all() else Trials(*(part[known] for part in found))
 
-    def by(keys: IntArray, size: int) -> FloatArray:
-        return np.stack((sums(keys, residual, size), sums(keys, information, size)))
 
-    return Scores(
-        bins=by(bins, NUM_BINS),
-        depths=by(depths, num_depths),
-        requests=by(requests, num_requests),
-        trials=np.stack((bins, depths, right)),
-    )
+def summed(keys: IntArray, residual: FloatArray, information: FloatArray, size: int) -> FloatArray:
+    """float[2, size]: residuals and information of trials, by key."""
+    return np.stack((sums(keys, residual, size), sums(keys, information, size)))

@@ -32,7 +32,8 @@ class BatchView:
         proposed: int[N], drafts waiting per request, 0 where there is no valid proposal.
         context_tokens: tokens in the KV cache per request: a mean, or int[N].
         confidence: float[N, K] or None. The drafter's probability that draft j is right given that 1..j-1 are;
-            entries past ``proposed`` are ignored. Only given when the host knows it before it plans.
+            entries past ``proposed`` are ignored. NaN: not known of this draft, which is then judged by depth and
+            request alone. Only given when the host knows it before it plans.
         request_ids: int[N] or None. Ties the rounds of one request together; None forgoes per-request statistics.
         draft_backlog: committed tokens that the drafter has not seen yet and must catch up on before its first step
             (rounds that drafted nothing leave them behind), or None when the host does not count them.
@@ -110,6 +111,8 @@ class PlannerCounters:
         skips: rounds planned without verifying a draft.
         changes: changes of the workload that were detected.
         refused_feedback: rounds whose feedback no round can have given.
+        unknown_confidences: confidences of proposed drafts that were NaN, each taken as not known. Counted once for
+            each time that an array is read: what the plan was made from is not read again when it is fed back.
         switches: changes of the planner that plans, of a hybrid.
     """
 
@@ -119,6 +122,7 @@ class PlannerCounters:
     skips: int = 0
     changes: int = 0
     refused_feedback: int = 0
+    unknown_confidences: int = 0
     switches: int = 0
 
 

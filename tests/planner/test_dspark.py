@@ -244,7 +244,7 @@ def test_it_takes_no_options() -> None:
         (BatchView(2, np.zeros(3, dtype=np.int64)), "proposed"),
         (BatchView(2, np.zeros(2, dtype=np.int64), confidence=np.zeros((2, 4))), "confidence"),
         (BatchView(1, np.array([2]), confidence=np.array([[0.5, 1.1, 0.0]])), "confidence"),
-        (BatchView(1, np.array([2]), confidence=np.array([[0.5, math.nan, 0.0]])), "confidence"),
+        (BatchView(1, np.array([2]), confidence=np.array([[0.5, math.inf, 0.0]])), "confidence"),
     ],
 )
 def test_an_impossible_view_is_refused(view: BatchView, message: str) -> None:
@@ -263,7 +263,7 @@ GOOD = RoundFeedback(
         replace(GOOD, verified=np.array([4])),
         replace(GOOD, accepted=np.array([4])),
         replace(GOOD, accepted=np.array([0])),
-        replace(GOOD, confidence=np.array([[0.5, 0.5, math.nan]])),
+        replace(GOOD, confidence=np.array([[0.5, 0.5, -math.inf]])),
         replace(GOOD, confidence=np.array([[0.5, -0.5, 0.5]])),
         replace(GOOD, confidence=np.array([[0.5, 0.5]])),
         replace(GOOD, measured_ms=math.inf),

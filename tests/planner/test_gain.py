@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalHistory, SurvivalMass
+from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, NO_DRAFT
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.worlds import survival_of, survivals
+
+
+def cells_of(survival: FloatArray) -> IntArray:
+    """int[K, N] cells of float[N, K] survivals."""
+    cells = np.rint(-np.log2(np.maximum(survival, 1e-9)) * BIT_STEPS).astype(np.int64)
+    return np.asarray(np.minimum(cells, LAST_CELL).T)
 
 
 @settings(max_examples=100, deadline=None)
@@ -83,7 +90,7 @@ def test_the_history_stands_for_one_batch_whose_requests_all_propose_everything(
     rng = np.random.default_rng(seed)
     history = SurvivalHistory(4)
     for size in batches:
-        history.push(survival_of(rng.uniform(0.0, 1.0, (size, 4))), np.full(size, 4))
+        history.push(cells_of(survival_of(rng.uniform(0.0, 1.0, (size, 4)))), np.full(size, 4))
     mass = history.mass(num_requests)
     assert len(history) > 0
     for depth in range(1, 5):
@@ -96,10 +103,10 @@ def test_the_history_keeps_the_mean_of_what_was_pushed_last() -> None:
     rng = np.random.default_rng(3)
     history = SurvivalHistory(2)
     for _ in range(50):
-        history.push(survival_of(rng.uniform(0.0, 0.2, (16, 2))), np.full(16, 2))
+        history.push(cells_of(survival_of(rng.uniform(0.0, 0.2, (16, 2)))), np.full(16, 2))
     late = survival_of(rng.uniform(0.6, 1.0, (1024, 2)))
     for chunk in late.reshape(64, 16, 2):
-        history.push(chunk, np.full(16, 2))
+        history.push(cells_of(chunk), np.full(16, 2))
     mass = history.mass(1)
     for depth in (1, 2):
         at = mass.depth == depth
@@ -113,7 +120,18 @@ def test_the_order_of_the_requests_in_a_round_does_not_change_the_history() -> N
     for mixed in (False, True):
         history = SurvivalHistory(3)
         for survival in rounds:
-            history.push(survival[rng.permutation(60)] if mixed else survival, np.full(60, 3))
+            history.push(cells_of(survival[rng.permutation(60)] if mixed else survival), np.full(60, 3))
         masses.append(history.mass(60))
     np.testing.assert_allclose(masses[0].value, masses[1].value, atol=1e-12)
     np.testing.assert_allclose(masses[0].count, masses[1].count, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=survivals(max_requests=40))
+def test_the_gain_by_cells_is_that_of_the_single_drafts_to_two_percent(batch: tuple[FloatArray, IntArray]) -> None:
+    survival, proposed = batch
+    there = np.arange(survival.shape[1]) < proposed[:, None]
+    exact = GainCurve.of_survivals(survival[there])
+    curve = GainCurve.of_cells(np.where(there.T, cells_of(survival), NO_DRAFT))
+    rows = np.arange(int(proposed.sum()) + 3)
+    np.testing.assert_allclose(curve.at(rows), exact.at(rows), rtol=0.025, atol=1e-4)

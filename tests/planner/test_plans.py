@@ -148,7 +148,7 @@ def test_a_view_whose_counts_do_not_fit_the_batch_is_refused(strategy: str) -> N
         (BatchView(2, np.zeros(2, dtype=np.int64), request_ids=np.arange(3)), "request_ids"),
         (BatchView(2, np.zeros(2, dtype=np.int64), confidence=np.zeros((2, 4))), "confidence"),
         (BatchView(1, np.array([2]), confidence=np.array([[0.5, 1.1, 0.0]])), "confidence"),
-        (BatchView(1, np.array([2]), confidence=np.array([[0.5, math.nan, 0.0]])), "confidence"),
+        (BatchView(1, np.array([2]), confidence=np.array([[0.5, -math.inf, 0.0]])), "confidence"),
     ],
 )
 def test_an_impossible_view_is_refused(view: BatchView, message: str) -> None:

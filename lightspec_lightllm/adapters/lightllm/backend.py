@@ -33,7 +33,9 @@ from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm import costs
 from lightspec_lightllm.adapters.lightllm.attention_backends import own_attention_backends
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch, RequestTable
-from lightspec_lightllm.adapters.lightllm.drafters import Proposal, VerifiedRows, make_mtp_drafter
+from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
+from lightspec_lightllm.adapters.lightllm.drafters.loading import load_drafter
+from lightspec_lightllm.adapters.lightllm.drafters.mtp import make_mtp_drafter
 from lightspec_lightllm.adapters.lightllm.launched import (
     DeviceBatch,
     LaunchedRound,
@@ -111,11 +113,15 @@ class DynamicMtpMixin(DynamicPrefillMixin):
     def init_mtp_draft_model(self, main_kvargs: dict[str, Any]) -> None:
         """Load the drafters, measure costs and make the planner: all before the first request is read."""
         with own_attention_backends():
-            super().init_mtp_draft_model(main_kvargs)  # type: ignore[misc]
+            if self.config.drafter is None:
+                super().init_mtp_draft_model(main_kvargs)  # type: ignore[misc]
+                self.drafter = make_mtp_drafter(self.args.mtp_mode, self.draft_models, self.max_draft_steps)
+            else:
+                self.draft_models, self.drafter = load_drafter(self, main_kvargs)
+                self.mtp_step = self.args.mtp_step
         num_rows = self.model.req_manager.max_request_num + 1
         manager = self.model.req_manager.req_sampling_params_manager
         manager.req_to_next_token_ids = torch.zeros((num_rows, MAX_ROWS), dtype=torch.int64, device="cuda")
-        self.drafter = make_mtp_drafter(self.args.mtp_mode, self.draft_models, self.max_draft_steps)
         self.requests = RequestTable(num_rows)
         self.sampler = RowSampler(
             manager,

@@ -103,6 +103,24 @@ HOOKS: tuple[Hook, ...] = (
         "bounds the rows that graphs and attention buffers are made for",
     ),
     Hook(
+        "lightllm.common.basemodel.basemodel:TpPartBaseModel._init_cudagraph",
+        f"{_OWN}.drafters.capture:wrap_init_cudagraph",
+        "(self)",
+        "hidden states of the target for drafters that read them, from its first graph on",
+    ),
+    Hook(
+        "lightllm.common.kv_cache_mem_manager.mem_manager:MemoryManager.profile_size",
+        f"{_OWN}.drafters.memory:wrap_profile_size",
+        "(self, mem_fraction)",
+        "room for the weights and the KV of drafters that this package loads",
+    ),
+    Hook(
+        "lightllm.utils.envs_utils:get_added_mtp_kv_layer_num",
+        f"{_OWN}.drafters.memory:wrap_added_layers",
+        "()",
+        "their KV is not among the target's layers",
+    ),
+    Hook(
         "lightllm.common.basemodel.basemodel:TpPartBaseModel._full_att_decode_autotune",
         f"{_OWN}.graphs:wrap_decode_autotune",
         "(self)",

@@ -80,12 +80,18 @@ class ObserveOptions:
 
 @dataclass(frozen=True, slots=True)
 class LightLLMConfig:
-    """What the launcher resolves once and every process reads. `configs/lightllm.yaml` explains all keys."""
+    """What the launcher resolves once and every process reads. `configs/lightllm.yaml` explains all keys.
+
+    Attributes:
+        drafter: "eagle3", "dflash" or "dspark": a drafter that this package loads, where LightLLM is told of MTP
+            layers; None: LightLLM's own. It is ``--mtp_mode`` that says so, never the file.
+    """
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     costs: CostOptions = field(default_factory=CostOptions)
     check: CheckOptions = field(default_factory=CheckOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)
+    drafter: str | None = None
 
     def with_draft_steps(self, max_draft_steps: int) -> LightLLMConfig:
         """The same at another K. Raises ConfigError if the strategy needs a larger one."""
@@ -107,6 +113,8 @@ def load_options(path: Path) -> LightLLMConfig:
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader) or {}  # noqa: S506 - a SafeLoader
     if "max_draft_steps" in content.get("planner", {}):
         raise ConfigError(f"config {path}: planner.max_draft_steps: K is --mtp_step here; drop the key")
+    if "drafter" in content:
+        raise ConfigError(f"config {path}: drafter: its kind is --mtp_mode here; drop the key")
     return config
 
 

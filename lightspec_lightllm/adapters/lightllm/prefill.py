@@ -13,7 +13,7 @@ from lightllm.server.router.model_infer.infer_batch import g_infer_context
 from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
 from lightspec_lightllm.adapters.lightllm.batch import RequestTable
-from lightspec_lightllm.adapters.lightllm.drafters import LightLLMDrafter, Proposal
+from lightspec_lightllm.adapters.lightllm.drafters.interface import LightLLMDrafter, Proposal
 from lightspec_lightllm.adapters.lightllm.planning import RoundPlanner
 from lightspec_lightllm.adapters.lightllm.sampling import Rows, RowSampler
 from lightspec_lightllm.errors import HostError

@@ -1,6 +1,10 @@
-"""What proposes tokens on LightLLM: one file per kind behind one interface."""
+"""What proposes tokens on LightLLM: one file per kind behind one interface (`interface.LightLLMDrafter`).
 
-from lightspec_lightllm.adapters.lightllm.drafters.interface import LightLLMDrafter, Proposal, VerifiedRows
-from lightspec_lightllm.adapters.lightllm.drafters.mtp import make_mtp_drafter
+::
 
-__all__ = ["LightLLMDrafter", "Proposal", "VerifiedRows", "make_mtp_drafter"]
+    checkpoints, layouts, tensor_files   what a draft folder is; read without torch
+    capture                              hidden states of the target's layers
+    draft_kv, memory                     KV of drafters with a shape of their own, on the target's token slots
+    loading                              the drafter that the start arguments name
+    mtp, eagle3                          the kinds
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +81,14 @@ class Proposal:
 
     tokens: torch.Tensor
     log_probs: torch.Tensor
+
+    @classmethod
+    def stack(cls, drafts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Proposal | None:
+        """Of the tokens and log-probabilities, [N] each, of one step after the other; None if there is no step."""
+        if not drafts:
+            return None
+        tokens, log_probs = zip(*drafts, strict=True)
+        return cls(torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1))
 
 
 class LightLLMDrafter(Protocol):

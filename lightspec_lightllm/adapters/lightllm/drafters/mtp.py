@@ -59,7 +59,7 @@ class _MtpLayers:
             model_output = model.forward(model_input)
             next_tokens, log_probs = ops.draft_scores(model_output.logits)
             drafts.append((next_tokens, log_probs))
-        return _proposal(drafts)
+        return Proposal.stack(drafts)
 
 
 class SerialLayer(_MtpLayers):
@@ -86,7 +86,7 @@ class SerialLayer(_MtpLayers):
             out = model.forward(verified.last_rows(drafts[-1][0], hidden, step=step, slots=slots))
             drafts.append(ops.draft_scores(out.logits))
             hidden = out.mtp_main_output_hiddens
-        return _proposal(drafts)
+        return Proposal.stack(drafts)
 
 
 class StatelessLayers(_MtpLayers):
@@ -105,7 +105,7 @@ class StatelessLayers(_MtpLayers):
             token, log_probs = ops.draft_scores(out.logits)
             drafts.append((token, log_probs))
             hidden = out.mtp_main_output_hiddens
-        return _proposal(drafts)
+        return Proposal.stack(drafts)
 
 
 class ChainedLayers(_MtpLayers):
@@ -137,11 +137,4 @@ class ChainedLayers(_MtpLayers):
             tokens, log_probs = ops.draft_scores(out.logits)
             drafts.append((tokens[verified.last_row], log_probs[verified.last_row]))
             hidden = out.mtp_main_output_hiddens
-        return _proposal(drafts) if steps else None
-
-
-def _proposal(drafts: list[tuple[torch.Tensor, torch.Tensor]]) -> Proposal | None:
-    if not drafts:
-        return None
-    tokens, log_probs = zip(*drafts, strict=True)
-    return Proposal(torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1))
+        return Proposal.stack(drafts) if steps else None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ def write(folder: Path, shape: Shape, dtype: torch.dtype, device: str, max_lengt
     Returns:
         The folders of the target and of the drafter.
     """
+    from safetensors.torch import save_file  # LightLLM needs it, this package does not
+
     random = torch.Generator(device).manual_seed(0)
     folders = []
     for name, parts in (("target", _target(shape)), ("draft", _drafter(shape))):

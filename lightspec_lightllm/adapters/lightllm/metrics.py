@@ -59,6 +59,7 @@ class RoundReport:
         plan_seconds: time spent planning and learning.
         measured_ms: the whole round's time, or None.
         fallback: whether planning had been given up.
+        refused: whether the planner refused the round's feedback.
         confidence: float[N, K] of the waiting drafts, or None.
     """
 
@@ -74,6 +75,7 @@ class RoundReport:
     plan_seconds: float = 0.0
     measured_ms: float | None = None
     fallback: bool = False
+    refused: bool = False
     confidence: FloatArray | None = None
 
 
@@ -119,6 +121,7 @@ class Totals:
         self.count(names.PLANNER_SECONDS, report.plan_seconds)
         self.count(names.PROBES, report.plan.probe)
         self.count(names.FALLBACK_ROUNDS, report.fallback)
+        self.count(names.REFUSED_FEEDBACK, report.refused)
         for metric, reached in (
             (names.VERIFIED_PER_POSITION, report.verified),
             (names.ACCEPTED_PER_POSITION, report.accepted - 1),

@@ -102,7 +102,7 @@ class RoundPlanner:
         measured = None
         if self._timed and round_.started is not None and round_.ended is not None:
             measured = float(round_.started.elapsed_time(round_.ended))
-        began = time.perf_counter()
+        began, refused = time.perf_counter(), self.counters.num_refused_feedback
         self._planner.observe(
             RoundFeedback(
                 round_.plan,
@@ -116,9 +116,10 @@ class RoundPlanner:
         seconds = round_.plan_seconds + time.perf_counter() - began
         self.counters.plan_seconds += seconds
         if self._reporter is not None:
-            self._reporter.add(self._report(round_, seconds, measured))
+            refused = self.counters.num_refused_feedback - refused
+            self._reporter.add(self._report(round_, seconds, measured, refused=refused > 0))
 
-    def _report(self, round_: PlannedRound, seconds: float, measured_ms: float | None) -> RoundReport:
+    def _report(self, round_: PlannedRound, seconds: float, measured_ms: float | None, *, refused: bool) -> RoundReport:
         batch = round_.batch
         return RoundReport(
             plan=round_.plan,
@@ -133,6 +134,7 @@ class RoundPlanner:
             plan_seconds=seconds,
             measured_ms=measured_ms,
             fallback=self.counters.fallback is not None,
+            refused=refused,
             confidence=round_.confidence,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from types import SimpleNamespace
@@ -88,6 +89,13 @@ def test_names_are_unique_and_prefixed() -> None:
         bool(metric.buckets) == (metric.kind == "histogram") and list(metric.buckets) == sorted(set(metric.buckets))
         for metric in (*names.ROUND_METRICS, *names.SERVER_METRICS)
     )
+
+
+def test_refused_feedback_is_counted() -> None:
+    totals = Totals()
+    for refused in (True, False, True):
+        totals.add(dataclasses.replace(made([3], [2], [3]), refused=refused))
+    assert exposed(totals.samples())["lightspec_refused_feedback_total"] == 2
 
 
 def test_samples_of_unknown_names_leave_the_metric_server_alone() -> None:

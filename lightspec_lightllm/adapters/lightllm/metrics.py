@@ -80,16 +80,12 @@ class RoundReport:
 
 
 class Totals:
-    """Sums over rounds, since the last `clear`."""
+    """Sums over rounds."""
 
     def __init__(self) -> None:
         self.counters: dict[tuple[str, str], float] = {}
         self.histograms: dict[tuple[str, float], int] = {}
         self.predicted_ms = self.measured_ms = 0.0
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.__init__()  # type: ignore[misc]
 
     def count(self, metric: Metric, amount: float = 1.0, label: str = "") -> None:
         """Add to a counter."""
@@ -267,12 +263,12 @@ class Reporter:
             except Exception as error:  # noqa: BLE001 - as above
                 self._push = None
                 self._log(f"lightspec: /metrics will not show rounds: {type(error).__name__}: {error}")
-        self._pushed.clear()
+        self._pushed = Totals()
         if now >= self._log_due and self._log_seconds:
             self._log_due = now + self._log_seconds
             if self._logged[names.ROUNDS]:
                 self._log(self._logged.line())
-                self._logged.clear()
+                self._logged = Totals()
 
     def _take(self, report: RoundReport, now: float) -> None:
         self._pushed.add(report)

@@ -163,7 +163,7 @@ def test_charts_fill_while_a_load_runs_without_error_or_network(
     x, y = page.evaluate("(({ data: [map] }) => [map.x, map.y])(document.getElementById('decisions'))")
     assert x == list(range(MAX_DRAFT_STEPS + 1))
     assert (y[0], y[-1]) == (1, 1 + MAX_DRAFT_STEPS)
-    assert page.locator("#status").inner_text() == "Live"
+    visit.wait("() => document.getElementById('status').innerText === 'Live'")
     assert not page.locator("#notice").is_visible()
     assert page.evaluate("document.documentElement.dataset.theme") == theme
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,6 +1,7 @@
 // What the server tells: the seconds that it still has, then one more every second. Reconnects for ever.
 
 const SILENCE_MS = 6000; // a second is told of every second, so this long a silence is a lost connection
+const GRACE_MS = 1500; // what came in while this page was busy is taken in first
 const RETRY_MS = [500, 1000, 2000, 4000];
 const KEPT = 1200;
 
@@ -62,7 +63,9 @@ export class Feed extends EventTarget {
     this.heard = new Date();
     this.#tries = 0;
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#lose(), SILENCE_MS);
+    this.#timer = setTimeout(() => {
+      this.#timer = setTimeout(() => this.#lose(), GRACE_MS);
+    }, SILENCE_MS);
     this.dispatchEvent(new Event("change"));
   }
 

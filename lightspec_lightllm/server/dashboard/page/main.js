@@ -25,11 +25,11 @@ const plots = [
 const fillTiles = makeTiles(at("tiles"));
 const fillPlans = makePlans(at("plans"));
 
-const EVERY = { 60: 1, 180: 2, 600: 5 }; // seconds between two drawings of the charts: a long stretch changes slowly
+const REST = 4; // charts are left alone for so many times as long as they took to draw: slow devices stay usable
 
 let seconds = 60;
 let until = null; // the last second shown, or null: the newest there is
-let drawn = null; // the last second that the charts were drawn for
+let drawAgain = 0; // when the charts may be drawn again, by performance.now()
 
 function view() {
   const newest = feed.buckets.at(-1)?.t ?? Math.floor(Date.now() / 1000);
@@ -39,7 +39,7 @@ function view() {
 }
 
 function render() {
-  drawn = null;
+  drawAgain = 0;
   follow();
 }
 
@@ -53,9 +53,10 @@ function follow() {
   fillPlans(shown);
   fillStages(shown);
   showScrub(shown);
-  if (drawn !== null && Math.abs(shown.end - drawn) < EVERY[seconds]) return;
-  drawn = shown.end;
+  const began = performance.now();
+  if (began < drawAgain) return;
   for (const plot of plots) plot.show(shown);
+  drawAgain = performance.now() + REST * (performance.now() - began);
 }
 
 function showState() {

@@ -84,28 +84,29 @@ def bench(dummy: DummyServer, problems: Path, *more: str) -> tuple[int, list[dic
 
 
 @pytest.mark.parametrize("api", ["openai-chat", "openai", "lightllm"])
-def test_a_sweep_writes_a_file_per_load_with_the_fields_of_vllm(
-    problems: Path, api: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dummy = DummyServer(text="It is 3.")
-    with running(dummy):
-        status, records = bench(dummy, problems, "--concurrency", "1", "3", "--num-prompts", "5", "--api", api)
+def test_a_run_writes_a_file_with_the_fields_of_vllm(problems: Path, api: str) -> None:
+    with running(DummyServer(text="It is 3.")) as dummy:
+        status, (record,) = bench(dummy, problems, "--concurrency", "3", "--num-prompts", "5", "--api", api)
     assert status == 0
-    assert [(r["max_concurrency"], r["completed"], r["max_concurrent_requests"] <= 3) for r in records] == [
-        (1, 5, True),
-        (3, 5, True),
-    ]
-    for record in records:
-        assert set(VLLM_FIELDS) <= record.keys()
-        assert {len(record[name]) for name in ("input_lens", "output_lens", "ttfts", "itls", "errors", "prompts")} == {
-            5
-        }
-        assert record["answers"]["checked"] == 5
-        assert record["answers"]["correct"] == sum(key == "How many are 2 and 1?" for key in record["prompts"])
-        assert record["output_tokens_counted_by"] == {"usage": 5}
-    output = capsys.readouterr().out
-    assert "right" in output
+    assert set(VLLM_FIELDS) <= record.keys()
+    assert {len(record[name]) for name in PER_REQUEST} == {5}
+    assert (record["max_concurrency"], record["completed"], record["model_id"]) == (3, 5, "dummy")
+    assert record["max_concurrent_requests"] <= 3
+    assert record["answers"]["checked"] == 5
+    assert record["answers"]["correct"] == sum(key == "How many are 2 and 1?" for key in record["prompts"])
+    assert record["output_tokens_counted_by"] == {"usage": 5}
+
+
+def test_a_sweep_has_a_row_and_a_file_per_load_and_a_picture(
+    problems: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(DummyServer()) as dummy:
+        status, records = bench(dummy, problems, "--concurrency", "1", "3", "--num-prompts", "4")
+    assert status == 0
+    assert [(record["max_concurrency"], record["completed"]) for record in records] == [(1, 4), (3, 4)]
+    assert records[0]["prompts"] == records[1]["prompts"]
     assert sorted(path.suffix for path in (problems.parent / "out").iterdir()) == [".json", ".json", ".png"]
+    assert capsys.readouterr().out.count("0/4") == 2
 
 
 def test_prompts_are_worded_and_those_of_the_warm_up_are_others(problems: Path) -> None:

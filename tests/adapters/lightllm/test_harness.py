@@ -18,12 +18,13 @@ from tests.adapters.lightllm.harness.workload import mtp_job, plain_job
 if TYPE_CHECKING:
     from tests.adapters.lightllm.harness.rank import Rank
 
-SHORT = (Request((5, 9, 33, 77, 120), 3), Request((101, 3, 44), 3))
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+SHORT = (Request((5, 9, 33, 77, 120), 3, PENALTIES), Request((101, 3, 44), 3))
 
 
 @pytest.mark.lightllm
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kernels"), [("eagle_no_att", 9), ("eagle_with_att", 9)])
+@pytest.mark.parametrize(("mode", "kernels"), [("eagle_no_att", 11), ("eagle_with_att", 12)])
 def test_twins_compute_what_the_kernels_compute(
     mode: str, kernels: int, tiny_models: Models, run_backend: RunBackend
 ) -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Request
+from tests.adapters.lightllm.harness.kv import difference_from_scratch
 from tests.adapters.lightllm.harness.models import Models, cycle_text
 from tests.adapters.lightllm.harness.reference import Reference
 from tests.adapters.lightllm.harness.workload import PROMPTS, mtp_job, plain_job, requests
 
 pytestmark = pytest.mark.lightllm
 
+KV_TOLERANCE = 1e-4
 MARGIN = 1e-4
 """Logits of LightLLM and transformers differ by some 1e-5 in float32: a smaller lead could be decided by that."""
 
@@ -129,9 +131,8 @@ def test_a_small_pool_pauses_requests_and_they_resume(
         mode,
         3,
         "half",
-        requests=requests(40),
-        max_total_token_num=100,
-        max_req_total_len=80,
+        max_total_token_num=72,
+        max_req_total_len=56,
         batch_max_tokens=64,
         chunked_prefill_size=64,
     )
@@ -151,6 +152,18 @@ def test_two_ranks_say_the_same_in_the_same_rounds(
     assert len(result.rounds) > 0
     assert result.ranks[0].rounds == result.ranks[1].rounds
     assert_no_slot_lost(result)
+
+
+@pytest.mark.parametrize(("mode", "steps", "spoilt"), [("eagle_with_att", 1, False), ("eagle_with_att", 3, True)])
+def test_a_chain_of_several_steps_spoils_the_drafters_kv_of_accepted_tokens(
+    mode: str, steps: int, spoilt: bool, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    """Each step of LightLLM's chain writes KV one position on, made of drafted hidden states; nothing repairs it."""
+    job = mtp_job(tiny_models, mode, steps, "always", "cycle", requests=requests(20)[:1])
+    apart = difference_from_scratch(run_backend, job, 0, target_layers=2, prompt_tokens=len(PROMPTS[0]))
+    assert apart.target.max() < KV_TOLERANCE
+    assert len(apart.drafters) == 1
+    assert (apart.drafters.max() > 100 * KV_TOLERANCE) == spoilt
 
 
 def test_a_seed_repeats_its_text_and_another_gives_another(tiny_models: Models, run_backend: RunBackend) -> None:

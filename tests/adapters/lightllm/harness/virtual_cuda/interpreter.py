@@ -3,6 +3,7 @@
 The interpreter's internals are used, so the version of triton is pinned in requirements.txt.
 """
 
+import functools
 import inspect
 import threading
 import types
@@ -88,8 +89,16 @@ def launching(interpret: Callable[..., None]) -> Callable[..., None]:
 
 def by_name(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
     """The kernel's arguments by name; launch options such as ``num_warps`` left out."""
-    names = inspect.getfullargspec(kernel).args
-    return inspect.getcallargs(kernel, *args, **{name: value for name, value in kwargs.items() if name in names})
+    defaults = parameters(kernel)
+    named = {name: value for name, value in kwargs.items() if name in defaults}
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **named}
+
+
+@functools.cache
+def parameters(kernel: Callable[..., Any]) -> Arguments:
+    """A kernel's parameters in their order, with their defaults; None where there is none."""
+    given = inspect.signature(kernel).parameters.values()
+    return {each.name: None if each.default is each.empty else each.default for each in given}
 
 
 def compare(name: str, twin: Callable[..., None], arguments: Arguments, interpret: Callable[[Arguments], None]) -> None:

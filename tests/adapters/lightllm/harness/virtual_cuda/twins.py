@@ -1,8 +1,8 @@
 """LightLLM's model kernels as plain torch: what attention, norms and copies compute, without an interpreter.
 
 A kernel in the interpreter takes 10 to 200 ms, its twin here less than 0.1 ms, so a run takes seconds instead of
-minutes. Only kernels of the model's forward and of its inputs have twins; verification, scattering of drafts,
-sampling penalties of the host and this package's own kernels run as they are. Parameters have the kernels' names.
+minutes. Only kernels of the model's forward, of its inputs and of the penalties have twins; verification, scattering
+of drafts and this package's own kernels run as they are. Parameters have the kernels' names.
 """
 
 import math
@@ -81,6 +81,33 @@ def record_slots(
     req_to_token_indexs[b_req_idx.long(), b_seq_len.long() - 1] = memindex.to(req_to_token_indexs.dtype)
 
 
+def cumulative_lengths(
+    *, b_q_seq_len: Tensor, b1_cu_q_seq_len: Tensor, b_kv_seq_len: Tensor, b1_cu_kv_seq_len: Tensor, **_: Any
+) -> None:
+    for lengths, sums in ((b_q_seq_len, b1_cu_q_seq_len), (b_kv_seq_len, b1_cu_kv_seq_len)):
+        sums[0] = 0
+        sums[1:] = lengths.cumsum(0)
+
+
+def penalties(
+    *,
+    Logits: Tensor,
+    b_req_idx: Tensor,
+    req_to_presence_penalty: Tensor,
+    req_to_frequency_penalty: Tensor,
+    req_to_repetition_penalty: Tensor,
+    req_to_out_token_id_counter: Tensor,
+    vocab_size: int,
+    **_: Any,
+) -> None:
+    requests = b_req_idx.long()
+    counts, logits = req_to_out_token_id_counter[requests, :vocab_size], Logits[:, :vocab_size]
+    repetition = req_to_repetition_penalty[requests, None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    repeated = repeated - counts * req_to_frequency_penalty[requests, None] - req_to_presence_penalty[requests, None]
+    logits.copy_(torch.where(counts > 0, repeated, logits))
+
+
 def partial_attention(scores: Tensor, values: Tensor, lengths: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Attention over positions [start, stop): output ``[B, H, D]`` and log of the sum of exponentials ``[B, H]``.
 
@@ -136,6 +163,22 @@ def decode_attention_merge(
     weights = torch.softmax(Mid_O_LogExpSum[..., :blocks].masked_fill(~used[:, None], -math.inf), -1)
     values = Mid_O[:, :, :blocks].masked_fill(~used[:, None, :, None], 0)
     O.copy_(torch.einsum("bhk,bhkd->bhd", weights, values))
+
+
+def plan_latent_blocks(
+    *,
+    b_seq_len_ptr: Tensor,
+    mid_o_decode_att_block_seq_ptr: Tensor,
+    mid_o_batch_start_index_ptr: Tensor,
+    num_sm: int,
+    BLOCK_N: int,
+    **_: Any,
+) -> None:
+    least = int(b_seq_len_ptr.sum()) // (num_sm * 4) + 1
+    block_size = math.ceil(least / BLOCK_N) * BLOCK_N
+    blocks = -(-b_seq_len_ptr // block_size)
+    mid_o_decode_att_block_seq_ptr.fill_(block_size)
+    mid_o_batch_start_index_ptr.copy_(blocks.cumsum(0) - blocks)
 
 
 def latent_decode_attention_blocks(
@@ -255,10 +298,13 @@ TWINS: dict[str, Callable[..., None]] = {
     KERNELS + "destindex_copy_kv:_fwd_kernel_destindex_copy_kv": store_kv,
     KERNELS + "kv_copy.mla_copy_kv:_fwd_kernel_destindex_copy_kv": store_latent_kv,
     KERNELS + "copy_kv_index_to_req:_fwd_kernel_copy_kv_index_to_req": record_slots,
+    KERNELS + "gen_prefill_params:_gen_cumsum_pad0_kernel": cumulative_lengths,
+    KERNELS + "post_process.apply_penalty_gpu_cache:_fwd_kernel_apply_penalty_cache": penalties,
     KERNELS + "att.prefill_att.context_flashattention_nopad:_fwd_kernel": prefill_attention,
     GQA_DECODE + "gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1": decode_attention_blocks,
     GQA_DECODE + "gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": decode_attention_merge,
     MLA + "prefill_att.context_flashattention_nopad_with_v:_fwd_kernel_with_v": latent_prefill_attention,
+    MLA + "decode_att.gqa_flash_decoding:_fwd_kernel_calcu_index_and_block_seq": plan_latent_blocks,
     MLA
     + "decode_att.gqa_flash_decoding_stage1:_fwd_kernel_flash_decode_stage1_padding": latent_decode_attention_blocks,
     MLA + "decode_att.gqa_flash_decoding_stage2:_fwd_kernel_flash_decode_stage2": latent_decode_attention_merge,

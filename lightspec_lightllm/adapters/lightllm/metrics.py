@@ -307,8 +307,8 @@ def open_reporter(backend: Any, costs: CostModel | None) -> Reporter:
     from lightllm.utils.log_utils import init_logger
 
     from lightspec_lightllm.adapters.lightllm.exposition import MetricServer
-    from lightspec_lightllm.adapters.lightllm.plan_trace import open_trace
     from lightspec_lightllm.adapters.lightllm.router import RoundState
+    from lightspec_lightllm.adapters.lightllm.served_trace import open_trace
 
     observe, log = backend.config.observe, init_logger(__name__).info  # LightLLM's processes print nothing of others
     trace = None

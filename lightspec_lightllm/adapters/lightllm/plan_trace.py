@@ -24,13 +24,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from lightspec_lightllm import __version__
 from lightspec_lightllm.adapters import recording
 from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.adapters.recording import RecordedDrafter, RecordedRequest, RecordedSource, Recording
@@ -39,7 +37,6 @@ from lightspec_lightllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightspec_lightllm.adapters.lightllm.metrics import RoundReport
-    from lightspec_lightllm.planner import CostModel
     from lightspec_lightllm.planner.types import FloatArray
 
 FORMAT = "lightspec-rounds/1"
@@ -175,31 +172,6 @@ class PlanTrace:
                 file.close()
             except OSError:  # it tries to write once more what could not be written
                 return
-
-
-def open_trace(path: Path, backend: Any, costs: CostModel, log: Callable[[str], None]) -> PlanTrace:
-    """A trace of what this LightLLM backend serves, with the costs that its planner was told."""
-    import torch
-
-    from lightspec_lightllm.adapters.lightllm.costs import config_sha256, versions
-
-    args, folder = backend.args, Path(backend.args.model_dir)
-    source = ServedSource(
-        model=folder.name,
-        model_sha256=config_sha256(folder),
-        dtype=str(args.data_type),
-        device=torch.cuda.get_device_name(),
-        tp=int(backend.world_size),
-        versions={"lightspec": __version__, **versions()},
-    )
-    head = TraceHead(
-        format=FORMAT,
-        date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
-        source=source,
-        drafter=RecordedDrafter(args.mtp_mode, backend.drafter.kind, backend.config.planner.max_draft_steps),
-        costs=CostTables.of(costs),
-    )
-    return PlanTrace(path, head, log)
 
 
 def is_rounds(text: str) -> bool:

@@ -54,7 +54,6 @@ async def run_load(
     seed: int,
     stop: asyncio.Event,
     on_finish: Callable[[RequestOutput], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> LoadResult:
     """Sends every prompt once and waits for all answers, or until ``stop`` is set."""
     gate = asyncio.Semaphore(load.max_concurrency or len(prompts))
@@ -62,7 +61,7 @@ async def run_load(
     in_flight: set[int] = set()
 
     async def one(number: int) -> None:
-        arrived = clock()
+        arrived = time.perf_counter()
         async with gate:
             in_flight.add(number)
             outputs[number] = await send(number, prompts[number], arrived=arrived)
@@ -72,7 +71,7 @@ async def run_load(
     async def all_of_them() -> None:
         requests = []
         for number, at in enumerate(arrival_times(len(prompts), load.request_rate, seed)):
-            if (delay := began + at - clock()) > 0:
+            if (delay := began + at - time.perf_counter()) > 0:
                 await asyncio.sleep(delay)
             requests.append(asyncio.create_task(one(number)))
         try:
@@ -83,11 +82,11 @@ async def run_load(
 
     lags: list[float] = []
     watch = asyncio.create_task(_watch(lags))
-    began, cpu = clock(), time.process_time()
+    began, cpu = time.perf_counter(), time.process_time()
     run = asyncio.create_task(all_of_them())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({run, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    duration, cpu = clock() - began, time.process_time() - cpu
+    duration, cpu = time.perf_counter() - began, time.process_time() - cpu
     interrupted, cancelled = not run.done(), len(in_flight)
     for task in (run, stopped, watch):
         task.cancel()

@@ -1,19 +1,24 @@
 """One request to a real socket: every API, every way to fail, every way to count tokens."""
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from lightspec_lightllm.client.apis import APIS
 from lightspec_lightllm.client.options import ClientOptions, SamplingOptions
-from lightspec_lightllm.client.request import RequestOutput
-from lightspec_lightllm.client.server import Server
+from lightspec_lightllm.client.request import RequestOutput, Sender
+from lightspec_lightllm.client.server import Server, check_installed
 from lightspec_lightllm.errors import ConfigError, EndpointError
 from tests.client.dummy_server import DummyServer, Fault, running
 
-APIS = ("openai-chat", "openai", "lightllm")
+if TYPE_CHECKING:
+    import aiohttp
+
+CHAT = APIS["openai-chat"]
 
 
 def ask(dummy: DummyServer, number: int = 0, **options: Any) -> RequestOutput:
@@ -145,3 +150,74 @@ def test_a_server_that_is_starting_is_waited_for() -> None:
             (await later).close()
 
     assert asyncio.run(once()).succeeded
+
+
+class FakeStream:
+    """A response whose pieces arrive at times of the test's choosing, one second after the other."""
+
+    status, content_type = 200, "text/event-stream"
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = pieces
+        self.now = 100.0
+        self.content = self
+
+    def clock(self) -> float:
+        return self.now
+
+    def post(self, *_: object, **__: object) -> "FakeStream":
+        return self
+
+    async def __aenter__(self) -> "FakeStream":  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            self.now += 1.0
+            yield piece.encode()
+
+
+def chat_event(text: str | None = None, end: str | None = None) -> str:
+    delta = {"role": "assistant", "content": ""} if text is None else {"content": text}
+    return f"data: {json.dumps({'choices': [{'delta': delta, 'finish_reason': end}]})}\n\n"
+
+
+def timed(*pieces: str) -> RequestOutput:
+    stream = FakeStream(*pieces)
+    session = cast("aiohttp.ClientSession", stream)
+    return asyncio.run(Sender(session, CHAT, "", "m", SamplingOptions(), clock=stream.clock).send(0, "p", arrived=98.5))
+
+
+def test_times_are_those_of_text_from_sending_to_the_end_of_the_answer() -> None:
+    found = timed(
+        chat_event(),  # the role: nothing that a reader could see
+        chat_event("a"),
+        chat_event("b") + chat_event("c"),  # two events at once
+        chat_event("d")[:20],
+        chat_event("d")[20:],
+        chat_event("", "stop"),
+        "data: [DONE]\n\n",  # no part of the answer
+    )
+    assert (found.ttft, found.itl, found.latency) == (2.0, (1.0, 0.0, 2.0), 6.0)
+    assert (found.start, found.queued, found.text) == (100.0, 1.5, "abcd")
+
+
+def test_an_answer_without_text_is_one_that_ends_at_once() -> None:
+    found = timed(chat_event(), chat_event("", "stop"), "data: [DONE]\n\n")
+    assert (found.error, found.text, found.output_tokens) == ("", "", 0)
+    assert (found.ttft, found.itl, found.latency) == (2.0, (), 2.0)
+
+
+def test_reasoning_takes_time_and_tokens_and_is_no_part_of_the_answer() -> None:
+    thought = 'data: {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": null}]}\n\n'
+    found = timed(thought, chat_event("a"), chat_event("", "stop"))
+    assert (found.ttft, found.itl, found.text, found.output_tokens) == (1.0, (1.0,), "a", 2)
+
+
+def test_without_the_http_client_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspec_lightllm.client.server.version_of", lambda _: None)
+    with pytest.raises(ConfigError, match=r"install lightspec_lightllm\[client\]"):
+        check_installed()

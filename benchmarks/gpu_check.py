@@ -53,6 +53,8 @@ WARM_UP = 5
 
 TEXT_REQUESTS = 4
 OWN_ARMS = ("fixed", "lightspec")
+ARMS = ["off", "lightllm:3", "lightllm:7", "lightspec:7"]
+DRY_ARMS = ["off", "lightllm:2", "fixed:2", "lightspec:3"]
 LOG_TAIL = 30
 
 
@@ -287,7 +289,7 @@ def _probability(text: str) -> float:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="of the target (default: 2b)")
-    parser.add_argument("--arms", type=_arm, nargs="+", help="default: off lightllm:3 lightllm:7 lightspec:7")
+    parser.add_argument("--arms", type=_arm, nargs="+", help=f"default: {' '.join(ARMS)}")
     parser.add_argument("--requests", type=int, nargs="+", help="sizes of the groups (default: 1 16 64 256)")
     parser.add_argument("--prompt-tokens", type=int, help="default: 512")
     parser.add_argument("--new-tokens", type=int, help="default: 384")
@@ -318,9 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
         repeats=1 if dry else 10,
         dry_run=dry,
     )
-    arms = args.arms or (
-        ["off", "lightllm:2", "lightspec:3"] if dry else ["off", "lightllm:3", "lightllm:7", "lightspec:7"]
-    )
+    arms = args.arms or (DRY_ARMS if dry else ARMS)
     content = check(setup, arms, args.minutes)
     if args.json:
         args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -247,9 +247,18 @@ def run(task: Task) -> dict[str, Any]:
     }
 
 
+def remove_shared_memory() -> None:
+    """What LightLLM keeps under this server's name; a process that just ends leaves it behind."""
+    from lightllm.utils.envs_utils import get_unique_server_name
+
+    for segment in Path("/dev/shm").glob(f"{get_unique_server_name()}_*"):  # noqa: S108 - where it lies
+        segment.unlink(missing_ok=True)
+
+
 def die(failure: threading.ExceptHookArgs) -> None:
     """A backend thread that ends takes the process along: the check fails at once instead of timing out."""
     threading.__excepthook__(failure)
+    remove_shared_memory()
     os._exit(1)
 
 
@@ -259,13 +268,15 @@ def main() -> None:
     content = json.loads(task.read_text(encoding="utf-8"))
     for name in ("acceptance", "groups"):
         content[name] = tuple(content[name])
+    code = 1
     try:
         found = run(Task(**content))
         result.write_text(json.dumps(found), encoding="utf-8")
+        code = 0
     except BaseException:  # noqa: BLE001 - the log is all that the parent sees
         traceback.print_exc()
-        os._exit(1)
-    os._exit(0)  # the backend's threads never end
+    remove_shared_memory()
+    os._exit(code)  # the backend's threads never end
 
 
 if __name__ == "__main__":

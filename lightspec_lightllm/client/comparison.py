@@ -39,7 +39,8 @@ class Measure:
 
     heading: str
     fields: tuple[str, ...]
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None: neither is better."""
 
     def of(self, record: Record) -> float | None:
         for field in self.fields:
@@ -51,9 +52,9 @@ class Measure:
         return None
 
 
-def _latency(heading: str, name: str) -> tuple[Measure, ...]:
+def _latency(heading: str, name: str, *, higher_is_better: bool | None = False) -> tuple[Measure, ...]:
     return tuple(
-        Measure(f"{heading} {shown} ms", (f"{statistic}_{name}_ms",), higher_is_better=False)
+        Measure(f"{heading} {shown} ms", (f"{statistic}_{name}_ms",), higher_is_better)
         for statistic, shown in (("mean", "mean"), ("median", "p50"), ("p90", "p90"), ("p99", "p99"))
     )
 
@@ -65,12 +66,12 @@ MEASURES = (
     Measure("good req/s", ("request_goodput",)),
     *_latency("TTFT", "ttft"),
     *_latency("TPOT", "tpot"),
-    *_latency("ITL", "itl"),
+    *_latency("ITL", "itl", higher_is_better=None),  # between events, of which speculation makes fewer and larger ones
     *_latency("E2EL", "e2el"),
     Measure("accept length", ("mean_accept_length", "spec_decode_acceptance_length")),
     Measure("accepted/verified", ("accepted_per_verified",)),
     Measure("right answers", ("answers.accuracy",)),
-    Measure("completed", ("completed",)),
+    Measure("completed", ("completed",), higher_is_better=None),
     Measure("failed", ("failed",), higher_is_better=False),
 )
 SAME = (

@@ -37,6 +37,6 @@ def _cell(measure: Measure, value: float | None, first: float | None) -> Text:
     if first is None or value is first or not first:
         return Text(text)
     ratio = value / first
-    better = (ratio > 1) == measure.higher_is_better
-    style = "" if abs(ratio - 1) < NOTEWORTHY else "green" if better else "red"
+    same = measure.higher_is_better is None or abs(ratio - 1) < NOTEWORTHY
+    style = "" if same else "green" if (ratio > 1) == measure.higher_is_better else "red"
     return Text(f"{text} ({ratio:.2f}x)", style=style)

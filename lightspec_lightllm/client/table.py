@@ -42,7 +42,8 @@ def result_table(runs: list[Run], options: ClientOptions, model: str, width: int
     parts += [
         Text(
             f"{model} at {options.base_url}, API {options.api}; {sampling.max_tokens} tokens at most per answer, "
-            f"temperature {sampling.temperature:g}",
+            f"temperature {sampling.temperature:g}"
+            + ("; tokens counted by the server" if all(set(run.counted_by) == {"usage"} for run in runs) else ""),
             style="dim",
         ),
         *(Text(line) for run in runs for line in notes(run)),

@@ -8,6 +8,8 @@ server that is always full, of one of two kinds: *steady*, the same requests wit
 *turnover*, in which requests end after some 400 tokens and are replaced, so that proposals are ragged. Confidences
 mean something, and the batch is worth speculating on.
 
+With ``--cpu`` only the time that the thread itself ran is counted, and not that in which others had its core.
+
 The line *control* times the same numpy calls over and over, as long as a plan takes: what its percentiles are apart is
 the machine's doing (interrupts, other tenants), not the planner's.
 """
@@ -15,6 +17,7 @@ the machine's doing (interrupts, other tenants), not the planner's.
 import argparse
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +55,7 @@ class Setting:
     turnover: bool
 
 
-def measure(setting: Setting, rounds: int, seed: int) -> list[float]:
+def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]) -> list[float]:
     """Microseconds of plan + observe of every round after the warm-up.
 
     As many drafts as possible are proposed every round, whatever the plan says: the most that there can be to read.
@@ -68,32 +71,32 @@ def measure(setting: Setting, rounds: int, seed: int) -> list[float]:
         ids = batch.request_ids if setting.request_ids else None
         context = batch.context_tokens if setting.turnover else 512.0
         view = BatchView(setting.num_requests, batch.proposed, context, sure, ids)
-        started = time.perf_counter()
+        started = clock()
         plan = planner.plan(view)
-        planned = time.perf_counter()
+        planned = clock()
         verified = select_rows(view.proposed, plan.verify_rows, plan.survival)
         verdict = host.verify(verified)
         host.commit(verdict)
         host.draft(steps)
         feedback = RoundFeedback(plan, verified, verdict.accepted, sure, 1e3 * (host.now() - began), ids)
-        resumed = time.perf_counter()
+        resumed = clock()
         planner.observe(feedback)
-        times.append(1e6 * (planned - started + time.perf_counter() - resumed))
+        times.append(1e6 * (planned - started + clock() - resumed))
     return times[WARM_UP:]
 
 
-def control(rounds: int, microseconds: float) -> list[float]:
+def control(rounds: int, microseconds: float, clock: Callable[[], float]) -> list[float]:
     """Microseconds of a fixed piece of work of about that length, with other work between."""
     rng = np.random.default_rng(0)
     counts, knots, at = rng.integers(0, 16, 256), np.linspace(0.0, 1.0, 17), np.linspace(0.0, 1.0, 90)
 
     def work(repetitions: int) -> float:
-        started = time.perf_counter()
+        started = clock()
         for _ in range(repetitions):
             tally = np.bincount(counts, minlength=17)
             gain = np.interp(at, knots, np.add.accumulate(tally[::-1])) - 0.1 * at
             gain.argmax()
-        return 1e6 * (time.perf_counter() - started)
+        return 1e6 * (clock() - started)
 
     repetitions = max(1, round(microseconds / float(np.median([work(10) for _ in range(500)]) / 10)))
     times = []
@@ -110,13 +113,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10_000, help="rounds per setting (default: 10000)")
     parser.add_argument("--confidence", action="store_true", help="also with confidences of all drafts")
     parser.add_argument("--request-ids", action="store_true", help="also with statistics per request")
+    parser.add_argument("--cpu", action="store_true", help="time of this thread, not of the clock on the wall")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    clock = time.thread_time if args.cpu else time.perf_counter
     print(
         f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, K = {args.steps}, seed {args.seed}"
     )
     print(
         f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}  us/round"
+        f"{' of CPU' if args.cpu else ''}"
     )
     known = [
         (False, False),
@@ -127,14 +133,14 @@ def main() -> None:
         for turnover in (False, True):
             for request_ids, confidence in known:
                 setting = Setting(num_requests, args.steps, request_ids, confidence, turnover)
-                times = measure(setting, args.rounds, args.seed)
+                times = measure(setting, args.rounds, args.seed, clock)
                 kind = "turnover" if turnover else "steady"
                 print(
                     f"{num_requests:>5} {kind:>9} {'yes' if request_ids else 'no':>4} "
                     f"{'yes' if confidence else 'no':>11} {percentiles(times)}",
                     flush=True,
                 )
-    print(f"{'control':>32} {percentiles(control(args.rounds, 50.0))}")
+    print(f"{'control':>32} {percentiles(control(args.rounds, 50.0, clock))}")
 
 
 def percentiles(times: list[float]) -> str:

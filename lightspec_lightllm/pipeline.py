@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,11 +139,11 @@ class MTPPipeline:
         Raises:
             ConfigError: the address is taken.
         """
-        from lightspec_lightllm.server.command import run_server, server_on
+        from lightspec_lightllm.server.command import server_on
         from lightspec_lightllm.server.options import ServerOptions
 
         with self._lock:
-            return run_server(server_on(self.runtime, self.config, ServerOptions(host=host, port=port)))
+            return asyncio.run(server_on(self.runtime, self.config, ServerOptions(host=host, port=port)).run())
 
     def _params(self, given: Mapping[str, Any]) -> SamplingParams:
         names = {field.name for field in dataclasses.fields(SamplingParams)}

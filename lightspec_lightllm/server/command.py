@@ -50,25 +50,12 @@ def run_serve(config: Config, options: ServerOptions) -> int:
         EngineError: the engine does not start.
     """
     logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
-    return run_server(Server(config, options, lambda: EngineProcess(config)))
+    return asyncio.run(Server(config, options, lambda: EngineProcess(config)).run())
 
 
 def server_on(runtime: EmbeddedRuntime, config: Config, options: ServerOptions) -> Server:
     """A server whose engine is a thread of this process, on a runtime that is loaded; it is not started again."""
     return Server(config, options, lambda: EngineThread(runtime, config), max_restarts=0)
-
-
-def run_server(server: Server) -> int:
-    """See `run_serve`. Outside the main thread signals are somebody else's, and `Server.stop` ends it."""
-    if threading.current_thread() is not threading.main_thread():
-        return asyncio.run(server.run())
-    # uvicorn raises the signal that ended it once more, for whoever had a handler before.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return asyncio.run(server.run())
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Server:
@@ -85,6 +72,8 @@ class Server:
         self.options = options
         self.served_name = options.served_model_name or model_name(config)
         self._failed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Future[EngineInfo] | None = None
         self._trace = None if options.trace is None else TraceFile(options.trace)
         self._telemetry = Telemetry(_about(config, self.served_name))
         metrics, totals = Metrics(), Totals()
@@ -119,10 +108,19 @@ class Server:
         )
 
     async def run(self, on_ready: Callable[[str], None] = lambda _: None) -> int:
-        """See `run_serve`; ``on_ready`` hears the server's URL."""
+        """See `run_serve`; ``on_ready`` hears the server's URL. Outside the main thread signals are somebody else's."""
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            # uvicorn takes these over while it serves.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self.stop)
         try:
             with _bound(self.options) as listener:
-                await self._supervisor.start()
+                self._starting = asyncio.ensure_future(self._supervisor.start())
+                await asyncio.wait([self._starting])
+                if self._starting.cancelled():
+                    return 0
+                await self._starting
                 url = f"http://{self.options.host}:{listener.getsockname()[1]}"
 
                 def listening() -> None:
@@ -135,12 +133,14 @@ class Server:
             await self._supervisor.stop()
             if self._trace is not None:
                 self._trace.close()
-        logger.info("the server has ended")
+            logger.info("the server has ended")
         return 1 if self._failed else 0
 
     def stop(self) -> None:
-        """Take no more requests, let those in flight finish, and end. From any thread."""
+        """Take no more requests, let those in flight finish, and end. From any thread, once `run` was called."""
         self._front.drain()
+        if self._loop is not None and self._starting is not None:
+            self._loop.call_soon_threadsafe(self._starting.cancel)
 
     def _fail(self) -> None:
         self._failed = True

@@ -103,7 +103,7 @@ class EngineClient:
         self.info: EngineInfo | None = None
         self.load: Load | None = None
         self.fallback: str | None = None
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._listener = listener
         self._ids = itertools.count()
         self._flights: dict[int, _Flight] = {}
@@ -123,7 +123,7 @@ class EngineClient:
     @property
     def limit(self) -> int:
         """Sequences that may be in flight."""
-        return self._max_waiting + (self.info.max_requests if self.info else 0)
+        return self.max_waiting + (self.info.max_requests if self.info else 0)
 
     def connect(self, connection: Connection, *, on_loading: Callable[[Loading], None]) -> asyncio.Future[EngineInfo]:
         """Start talking. The future fails with EngineUnavailableError where the engine does not start; `closed` tells
@@ -201,7 +201,8 @@ class EngineClient:
         elif isinstance(event, EngineInfo):
             self.info, self.load = event, Load(0, 0, event.num_slots)
             self._listener.engine_ready(event)
-            ready.set_result(event)
+            if not ready.done():  # the start was given up
+                ready.set_result(event)
         elif isinstance(event, Loading):
             on_loading(event)
         elif not ready.done():

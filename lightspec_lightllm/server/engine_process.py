@@ -132,10 +132,13 @@ def _open(config: Config, connection: Connection) -> EmbeddedRuntime | None:
     """None, and the front told why, where the configuration cannot be served."""
     from lightspec_lightllm.adapters.embedded import EmbeddedRuntime
 
+    def loading(step: str, done: int, total: int) -> None:
+        if connection.poll():
+            raise EOFError  # before the engine is ready nothing comes but the order to end
+        connection.send(Loading(step, done, total))
+
     try:
-        return EmbeddedRuntime.open(
-            config, progress=lambda step, done, total: connection.send(Loading(step, done, total))
-        )
+        return EmbeddedRuntime.open(config, progress=loading)
     except LightspecError as error:
         connection.send(NotStarted(str(error)))
         return None

@@ -63,10 +63,9 @@ class Intake:
 
     def check_count(self, count: int) -> None:
         """Raises BadRequestError where a request asks for more sequences than there can ever be in flight."""
-        if count > self.client.limit:
-            raise BadRequestError(
-                f"the request asks for {count} sequences, the server takes {self.client.limit} at a time"
-            )
+        most = self.info.max_requests + self.client.max_waiting
+        if count > most:
+            raise BadRequestError(f"the request asks for {count} sequences, the server takes {most} at a time")
 
     async def encode(self, text: str, *, param: str) -> tuple[int, ...]:
         """Tokens of a text as it stands."""

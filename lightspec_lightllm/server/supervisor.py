@@ -69,6 +69,7 @@ class Supervisor:
         self.client.stop()
         if self._engine is not None:
             await self._wait()
+            await self.client.closed.wait()
         if self._watching is not None:
             await self._watching
         self.state = "ended"

@@ -211,6 +211,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_name(tmp_path: Pa
     words = [sys.executable, "-m", "lightspec_lightllm.cli", "serve", "--port", "0", "--model", "nowhere.gguf"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    *_, line = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert "nowhere.gguf" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_can_be_given_up(model: Path, number: int, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "lightspec_lightllm.cli", "serve", "--port", "0", "--model", str(model)]
+    environment = os.environ | {"LIGHTSPEC_CACHE": str(tmp_path)}  # no cost table: it is to be measured
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: children.exists() and children.read_text().split(), 60)
+        process.send_signal(number)
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert "the server has ended" in log
+    assert "Traceback" not in log

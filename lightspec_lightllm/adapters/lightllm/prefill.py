@@ -102,7 +102,8 @@ class DynamicPrefillMixin:
         known_gpu = g_pin_mem_manager.gen_from_list("lightspec_known", known.ravel(), torch.int64).cuda(
             non_blocking=True
         )
-        proposal = self.drafter.prefill(model_input, model_output, next_token_ids, known_gpu.view(known.shape))
+        slots = _borrowed_slots(self.drafter.num_chain_slots(len(reqs), 1))
+        proposal = self.drafter.prefill(model_input, model_output, next_token_ids, known_gpu.view(known.shape), slots)
         req_idx = np.array([req.req_idx for req in reqs], dtype=np.int32)
         complete = np.array(model_input.b_prefill_has_output_cpu, dtype=bool)
         self.requests.cold_from[req_idx] = -1
@@ -146,6 +147,22 @@ class DynamicPrefillMixin:
             table.drafts[req.req_idx] = 0
             sent.add(req.req_id)
         return [req for req in reqs if req.req_id not in sent] if sent else reqs
+
+
+def _borrowed_slots(count: int) -> torch.Tensor | None:
+    """int32[count] token slots on the device; None where none are wanted, or requests have them all.
+
+    They are free again at once: whoever gets them writes to them on the same stream, after what uses them now.
+    """
+    if not count or g_infer_context.get_can_alloc_token_num() < count:
+        return None
+    if g_infer_context.radix_cache is not None:
+        g_infer_context.radix_cache.free_radix_cache_to_get_enough_token(count)
+    allocator = g_infer_context.req_manager.mem_manager
+    slots = allocator.alloc(count)
+    allocator.free(slots)
+    on_device: torch.Tensor = slots.cuda(non_blocking=True)
+    return on_device
 
 
 def _tokens_after(reqs: list[Any], width: int, *, whole: bool) -> npt.NDArray[np.int64]:

@@ -191,7 +191,12 @@ class Eagle3Drafter:
         return Proposal.stack(drafts)
 
     def prefill(
-        self, model_input: ModelInput, model_output: ModelOutput, next_tokens: torch.Tensor, known: torch.Tensor
+        self,
+        model_input: ModelInput,
+        model_output: ModelOutput,
+        next_tokens: torch.Tensor,
+        known: torch.Tensor,
+        chain_slots: torch.Tensor | None,  # noqa: ARG002 - the first draft needs none
     ) -> Proposal | None:
         """See `LightLLMDrafter`."""
         del model_output  # its last hidden states are not what an Eagle3 layer reads

@@ -107,7 +107,12 @@ class LightLLMDrafter(Protocol):
         """Draft after each request's last accepted row. With 0 steps only the KV of the verified rows is filled."""
 
     def prefill(
-        self, model_input: ModelInput, model_output: ModelOutput, next_tokens: torch.Tensor, known: torch.Tensor
+        self,
+        model_input: ModelInput,
+        model_output: ModelOutput,
+        next_tokens: torch.Tensor,
+        known: torch.Tensor,
+        chain_slots: torch.Tensor | None,
     ) -> Proposal | None:
         """Fill the KV of a prefill, and draft from its last rows.
 
@@ -115,6 +120,8 @@ class LightLLMDrafter(Protocol):
             model_input, model_output: the target's, of P requests.
             next_tokens: int64[P], what the target sampled.
             known: int64[P, K], tokens of the prompt that follow what was prefilled; -1 past its end.
+            chain_slots: int32[C], token slots for KV of drafted tokens, `num_chain_slots` for one step; None: there are
+                no free ones, so only what needs none can be drafted.
 
         Returns:
             One proposal per request, worth something where the prompt is complete.

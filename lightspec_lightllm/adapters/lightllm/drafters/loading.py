@@ -58,8 +58,7 @@ def load_drafter(backend: Any, main_kvargs: dict[str, Any]) -> tuple[list[Any], 
         "main_model": backend.model,
         "checkpoint": checkpoint,
     }
-    if checkpoint.layout.kind == "eagle3":
-        from lightspec_lightllm.adapters.lightllm.drafters import eagle3
+    from lightspec_lightllm.adapters.lightllm.drafters import dflash, dspark, eagle3
 
-        return eagle3.load(kvargs, config.planner.max_draft_steps)
-    raise ModelError(f"{checkpoint.folder}: {checkpoint.layout.kind} drafters cannot be served yet")
+    load = {"eagle3": eagle3.load, "dflash": dflash.load, "dspark": dspark.load}[checkpoint.layout.kind]
+    return load(kvargs, config.planner.max_draft_steps)

@@ -45,7 +45,12 @@ class _MtpLayers:
         return 0
 
     def prefill(
-        self, model_input: ModelInput, model_output: ModelOutput, next_tokens: torch.Tensor, known: torch.Tensor
+        self,
+        model_input: ModelInput,
+        model_output: ModelOutput,
+        next_tokens: torch.Tensor,
+        known: torch.Tensor,
+        chain_slots: torch.Tensor | None,  # noqa: ARG002 - the first draft needs none
     ) -> Proposal | None:
         """See `LightLLMDrafter`. Layer i reads, at every position, the token i places further on."""
         drafts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil  # type: ignore[import-untyped,unused-ignore] # stubs are not among the requirements
 
 from tests.adapters.lightllm.harness import checkout
 from tests.adapters.lightllm.harness.launcher import LOG_TAIL, ROOT, environment, free_port
@@ -149,27 +148,38 @@ class Server:
         Raises:
             ServerError: something was left after `STOP_SECONDS`.
         """
-        tree = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGINT)
         try:
             code = self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._error(f"the launcher still ran {STOP_SECONDS:.0f} s after SIGINT") from None
-        _, left = psutil.wait_procs(tree, STOP_SECONDS)
-        if left:
-            raise self._error(f"processes were left after SIGINT: {[process.cmdline() for process in left]}")
+        end = time.monotonic() + STOP_SECONDS
+        while left := session_members(self.process.pid):
+            if time.monotonic() > end:
+                raise self._error(f"processes {left} were left after SIGINT")
+            time.sleep(0.1)
         return code
 
     def kill(self) -> None:
         """End everything in the server's session, whatever its state."""
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == self.process.pid:
-                    process.kill()
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
+        for pid in session_members(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def _error(self, what: str) -> ServerError:
         tail = self.log().splitlines()[-LOG_TAIL:]
         return ServerError(f"{what}; its log in {self._log} ends:\n" + "\n".join(tail))
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes of a session that run; ``leader`` may be gone. Read from /proc: LightLLM needs Linux anyway."""
+    members = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = entry.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(session) == leader and state != "Z":
+            members.append(int(entry.parent.name))
+    return members

@@ -168,7 +168,8 @@ class Scenario:
         name: what tables and files call it.
         segments: one after the other.
         classes: the classes of requests that segments mix; or else
-        trace_file: a file that ``lightspec bench --record`` wrote, relative to the scenario's: recorded requests come
+        trace_file: a file that ``lightspec bench --record`` or LightLLM with ``observe.trace_file`` wrote, relative to
+            the scenario's: recorded requests come
             in an order that the seed draws, again and again. It takes the place of ``classes``, ``drafter``,
             ``correlation`` and the lengths in ``requests``, and of the costs unless they are given.
         drafter: what proposes tokens.

@@ -12,7 +12,8 @@ backends of the harness run with their two threads, on real requests; only what 
 * verification accepts each draft with a probability of 0.75, in all arms with the same seed.
 
 What remains is Python, numpy, and torch's calls, whose operations on small CPU tensors stand in for kernel launches.
-It is CPU time of the thread, so that other processes on the machine do not count. Phases, as LightLLM's two threads hand them over (each waits for the other's):
+It is CPU time of the thread, so that other processes on the machine do not count. Phases, as LightLLM's two threads
+hand them over (each waits for the other's):
 
     launch     from the list of requests to the last launched kernel
     pre_post   from the accept lengths to the point where the next round may be launched

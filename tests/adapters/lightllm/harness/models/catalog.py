@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.adapters.lightllm.harness.models import deepseek, mistral
+from tests.adapters.lightllm.harness.models import deepseek, dense, eagle3, mistral
 from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE
 from tests.adapters.lightllm.harness.models.mistral import Weights
 
@@ -19,11 +19,14 @@ class Models:
     folder: Path
 
     def target(self, family: str, kind: str) -> str:
-        """``family``: "mistral" (drafters without attention) or "deepseek" (with); ``kind``: "mixed" or "cycle"."""
+        """``family``: "mistral" (MTP layers without attention), "deepseek" (with), "llama" or "qwen3" (drafters that
+        read hidden states); ``kind``: "mixed" or "cycle"."""
         return self._existing(f"{family}-{kind}")
 
     def drafter(self, family: str, kind: str) -> str:
-        """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"."""
+        """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"; of
+        "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "common" and "deepspec", which
+        are random ones in those layouts."""
         same = {"always": "copy", "half": "copy", "never": "opposite"}
         return self._existing(f"{family}-draft-{same.get(kind, kind)}")
 
@@ -46,6 +49,14 @@ def write_models(folder: Path) -> Models:
             save_tokenizer(folder / f"{name}-{kind}")
         for draft in ("copy", "opposite", "random"):
             save(folder / f"{name}-draft-{draft}", draft_config, module.drafter(draft))
+    for family, config in dense.CONFIGS.items():
+        for kind in ("mixed", "cycle"):
+            save(folder / f"{family}-{kind}", config, dense.target(family, kind))
+            save_tokenizer(folder / f"{family}-{kind}")
+    for kind in ("copy", "opposite", "random"):
+        save(folder / f"eagle3-draft-{kind}", *eagle3.speculators(kind))
+    save(folder / "eagle3-draft-common", *eagle3.common())
+    save(folder / "eagle3-draft-deepspec", *eagle3.deepspec())
     return Models(folder)
 
 

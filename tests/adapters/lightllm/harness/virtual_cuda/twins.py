@@ -27,6 +27,14 @@ def rms_norm(*, X: Tensor, Y: Tensor, W: Tensor | None, N: int, eps: float, **_:
     Y[:, :N] = x_hat if W is None else x_hat * W
 
 
+def head_norms(
+    *, Q_ptr: Tensor, WQ_ptr: Tensor, K_ptr: Tensor, WK_ptr: Tensor, eps: float, head_dim: int, **_: Any
+) -> None:
+    for x, weight in ((Q_ptr, WQ_ptr), (K_ptr, WK_ptr)):
+        heads = x.unflatten(1, (-1, head_dim)).float()
+        x.copy_((heads / torch.sqrt(heads.square().mean(-1, keepdim=True) + eps) * weight).flatten(1))
+
+
 def silu_and_mul(
     *,
     input_ptr: Tensor,
@@ -294,6 +302,7 @@ GQA_DECODE = KERNELS + "att.decode_att.gqa.flash_decoding."
 TWINS: dict[str, Callable[..., None]] = {
     KERNELS + "embedding:embedding_kernel": embedding,
     KERNELS + "norm.rmsnorm:_rms_norm_fwd_fused": rms_norm,
+    KERNELS + "norm.qk_norm:_qk_rms_norm_fused_kernel": head_norms,
     KERNELS + "fused_moe.moe_silu_and_mul:_silu_and_mul_kernel_fast": silu_and_mul,
     KERNELS + "destindex_copy_kv:_fwd_kernel_destindex_copy_kv": store_kv,
     KERNELS + "kv_copy.mla_copy_kv:_fwd_kernel_destindex_copy_kv": store_latent_kv,

@@ -1,0 +1,79 @@
+"""Llama and Qwen3 targets of four layers: what drafters that read hidden states are made for."""
+
+from typing import Any, Literal
+
+import torch
+
+from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE, cycle_head, embeddings
+from tests.adapters.lightllm.harness.models.mistral import Weights, uniform
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+QWEN3: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": None,
+}
+CONFIGS = {"llama": LLAMA, "qwen3": QWEN3}
+
+HIDDEN = LLAMA["hidden_size"]
+
+
+def target(family: Literal["llama", "qwen3"], kind: Literal["mixed", "cycle"], seed: int = 0) -> Weights:
+    """See the package's docstring. A ``mixed`` target's output layer is random."""
+    random = torch.Generator().manual_seed(seed)
+    mix = {"mixed": 0.35, "cycle": 0.2}[kind]
+    embedded = embeddings(HIDDEN)
+    weights = {
+        "model.embed_tokens.weight": embedded,
+        "lm_head.weight": cycle_head(embedded) if kind == "cycle" else uniform(random, VOCAB_SIZE, HIDDEN),
+        "model.norm.weight": torch.ones(HIDDEN),
+    }
+    for index in range(LLAMA["num_hidden_layers"]):
+        layer = decoder_layer(CONFIGS[family], random, mix)
+        weights |= {f"model.layers.{index}.{name}": weight for name, weight in layer.items()}
+    return weights
+
+
+def decoder_layer(config: dict[str, Any], random: torch.Generator, mix: float, *, inputs: int = HIDDEN) -> Weights:
+    """A layer; ``mix`` scales what it adds to the residual stream, ``inputs`` is what its attention reads."""
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    layer = {
+        "self_attn.q_proj.weight": uniform(random, queries, inputs),
+        "self_attn.k_proj.weight": uniform(random, keys, inputs),
+        "self_attn.v_proj.weight": uniform(random, keys, inputs),
+        "self_attn.o_proj.weight": uniform(random, hidden, queries) * mix,
+        "mlp.gate_proj.weight": uniform(random, inner, hidden),
+        "mlp.up_proj.weight": uniform(random, inner, hidden),
+        "mlp.down_proj.weight": uniform(random, hidden, inner) * mix,
+        "input_layernorm.weight": torch.ones(hidden),
+        "post_attention_layernorm.weight": torch.ones(hidden),
+    }
+    if config["model_type"] == "qwen3":
+        # Norms whose weights differ per place show where they are swapped or left out.
+        layer["self_attn.q_norm.weight"] = 1 + 0.3 * torch.randn(width, generator=random)
+        layer["self_attn.k_norm.weight"] = 1 + 0.3 * torch.randn(width, generator=random)
+    return layer

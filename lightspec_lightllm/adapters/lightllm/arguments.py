@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheckpoint, Target, open_checkpoint
+from lightspec_lightllm.adapters.lightllm.drafters.layouts import KINDS, BlockSettings
 from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig, load_options
-from lightspec_lightllm.errors import ConfigError
+from lightspec_lightllm.errors import ConfigError, ModelError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
 CHAINED_MODES = ("vanilla_with_att", "vanilla_no_att")
@@ -18,6 +21,9 @@ CHAINED_MODES = ("vanilla_with_att", "vanilla_no_att")
 SERIAL_MODES = ("eagle_with_att", "eagle_no_att")
 """MTP modes in which one layer makes all draft steps."""
 MTP_MODES = (*CHAINED_MODES, *SERIAL_MODES)
+DRAFTER_MODES = KINDS
+"""Modes whose drafter this package loads; LightLLM is told `HOST_MODE`."""
+HOST_MODE = "eagle_with_att"
 
 _WITH_ATTENTION = ("deepseek_v3", "glm4_moe_lite", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _WITHOUT_ATTENTION = ("qwen3_moe", "mistral")
@@ -79,15 +85,26 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
 )
 
+DRAFTER_REFUSALS: tuple[Refusal, ...] = (
+    Refusal("llm_kv_type", ("None",), "drafters that this package loads have no quantised KV cache"),
+    Refusal("enable_cpu_cache", (False,), "their KV is not copied to it and back"),
+    Refusal("enable_prefill_cudagraph", (False,), "a captured prefill does not give them the hidden states they read"),
+)
+"""What is refused in `DRAFTER_MODES` besides."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the launcher takes besides LightLLM's own arguments."""
+    """Add what the launcher takes besides LightLLM's own arguments, and the modes of ``--mtp_mode``."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to an option that is there
+        if action.dest == "mtp_mode" and action.choices is not None:
+            action.choices = [*action.choices, *DRAFTER_MODES]
     group = parser.add_argument_group("dynamic MTP (lightspec)")
     group.add_argument(
         "--dynamic_mtp",
         action="store_true",
         help="""plan every decode round: how many drafted tokens are verified, how many are drafted next.
-                Needs --mtp_mode and --mtp_step; the latter is the most that is drafted.""",
+                Needs --mtp_mode and --mtp_step; the latter is the most that is drafted. It has modes of its own, with
+                --mtp_draft_model_dir: eagle3; dflash and dspark, whose --mtp_step is their block's unless given.""",
     )
     group.add_argument(
         "--lightspec_config",
@@ -118,6 +135,8 @@ def problems(args: Any) -> Iterator[str]:
     if not args.dynamic_mtp:
         if args.lightspec_config is not None:
             yield f"--lightspec_config {args.lightspec_config} has no effect without --dynamic_mtp; give both or none"
+        if args.mtp_mode in DRAFTER_MODES:
+            yield f"--mtp_mode {args.mtp_mode} needs --dynamic_mtp: LightLLM itself serves MTP layers; add the flag"
         return
     for refusal in REFUSALS:
         if (problem := refusal.problem(args)) is not None:
@@ -127,6 +146,8 @@ def problems(args: Any) -> Iterator[str]:
         return
     if wrong_mode := list(_mode_problems(args)):
         yield from wrong_mode
+    elif args.mtp_mode in DRAFTER_MODES:
+        yield from _drafter_problems(args)
     else:
         yield from _config_problems(args)
         yield from _draft_problems(args)
@@ -138,7 +159,21 @@ def draft_folders(args: Any) -> list[str]:
     """The folder of every draft layer that LightLLM will load; without ``--mtp_draft_model_dir``, the target's."""
     given = args.mtp_draft_model_dir or [args.model_dir] * args.mtp_step
     folders = [given] if isinstance(given, str) else list(given)
-    return folders[:1] if args.mtp_mode in SERIAL_MODES else folders
+    return folders[:1] if args.mtp_mode in (*SERIAL_MODES, *DRAFTER_MODES) else folders
+
+
+def draft_checkpoint(args: Any) -> DraftCheckpoint:
+    """The drafter of one of `DRAFTER_MODES`. Raises ModelError if it cannot draft for the target."""
+    (folder,) = draft_folders(args)
+    return open_checkpoint(Path(folder), Target.read(Path(args.model_dir)))
+
+
+def draft_steps(args: Any) -> int:
+    """K: ``--mtp_step``, or where it is left out a block drafter's size."""
+    if args.mtp_mode in DRAFTER_MODES and not args.mtp_step:
+        return draft_checkpoint(args).layout.max_draft_steps
+    steps: int = args.mtp_step
+    return steps
 
 
 def attention_problems(args: Any) -> Iterator[str]:
@@ -153,10 +188,14 @@ def _mode_problems(args: Any) -> Iterator[str]:
     if args.mtp_mode is None:
         yield (
             "--dynamic_mtp needs a drafter: give --mtp_mode (eagle_with_att: one MTP layer makes all drafts; "
-            "vanilla_with_att: a layer per draft; *_no_att: layers without attention) and --mtp_step K"
+            "vanilla_with_att: a layer per draft; *_no_att: layers without attention; eagle3, dflash, dspark: a "
+            "drafter in --mtp_draft_model_dir) and --mtp_step K"
         )
-    elif args.mtp_mode not in MTP_MODES:
-        yield f"--mtp_mode: expected one of {', '.join(MTP_MODES)} with --dynamic_mtp, got {args.mtp_mode}"
+    elif args.mtp_mode not in (*MTP_MODES, *DRAFTER_MODES):
+        modes = ", ".join((*MTP_MODES, *DRAFTER_MODES))
+        yield f"--mtp_mode: expected one of {modes} with --dynamic_mtp, got {args.mtp_mode}"
+    if args.mtp_mode in ("dflash", "dspark") and args.mtp_step == 0:
+        return
     if not 1 <= args.mtp_step <= MAX_DRAFT_STEPS:
         yield (
             f"--mtp_step: expected 1 to {MAX_DRAFT_STEPS} with --dynamic_mtp, got {args.mtp_step}; it is K, the most "
@@ -169,6 +208,35 @@ def _config_problems(args: Any) -> Iterator[str]:
         _config(args)
     except ConfigError as error:
         yield str(error)
+
+
+def _drafter_problems(args: Any) -> Iterator[str]:
+    for refusal in DRAFTER_REFUSALS:
+        if (problem := refusal.problem(args)) is not None:
+            yield problem.replace("--dynamic_mtp", f"--mtp_mode {args.mtp_mode}")
+    given = args.mtp_draft_model_dir
+    if not given or (not isinstance(given, str) and len(given) != 1):
+        yield f"--mtp_draft_model_dir: expected the folder of one {args.mtp_mode} drafter, got {given or 'none'}"
+        return
+    try:
+        checkpoint = draft_checkpoint(args)
+    except ModelError as error:
+        yield str(error)
+        return
+    layout, folder = checkpoint.layout, checkpoint.folder
+    if layout.kind != args.mtp_mode:
+        yield f"--mtp_mode {args.mtp_mode}: the drafter in {folder} is of another kind; use {layout.kind}"
+        return
+    if isinstance(layout.settings, BlockSettings) and args.mtp_step > layout.max_draft_steps:
+        yield (
+            f"--mtp_step {args.mtp_step}: the drafter in {folder} makes blocks of {layout.max_draft_steps} drafts and "
+            "was trained for no others; use at most that, or leave the option out"
+        )
+        return
+    heads, kv_heads, tp = layout.decoder.num_heads, layout.decoder.num_kv_heads, args.tp
+    if heads % tp or (kv_heads % tp and tp % kv_heads):
+        yield f"--tp {tp} does not divide the {heads} heads and {kv_heads} KV heads of the drafter in {folder}"
+    yield from _config_problems(args)
 
 
 def _draft_problems(args: Any) -> Iterator[str]:
@@ -215,4 +283,5 @@ def _model_type(folder: str) -> str | None:
 def _config(args: Any) -> LightLLMConfig:
     path = args.lightspec_config
     config = LightLLMConfig() if path is None else load_options(Path(path))
-    return config.with_draft_steps(args.mtp_step)
+    drafter = args.mtp_mode if args.mtp_mode in DRAFTER_MODES else None
+    return dataclasses.replace(config.with_draft_steps(draft_steps(args)), drafter=drafter)

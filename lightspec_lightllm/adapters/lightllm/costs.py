@@ -39,7 +39,7 @@ class CostKey:
     Attributes:
         model: SHA-256 of the target's ``config.json``.
         drafters: the same of each draft folder, once per model.
-        mtp_mode: LightLLM's.
+        mtp_mode: as it was given.
         max_draft_steps: K.
         device: name of the GPU.
         dtype: of activations, with the quantization of weights and of the KV cache.
@@ -67,7 +67,7 @@ class CostKey:
     versions: dict[str, str | None]
 
     @classmethod
-    def of(cls, backend: Any, grid: Grid, max_draft_steps: int) -> CostKey:
+    def of(cls, backend: Any, grid: Grid, config: LightLLMConfig) -> CostKey:
         """The key of a LightLLM backend whose models are loaded."""
         import torch
 
@@ -75,8 +75,8 @@ class CostKey:
         return cls(
             model=config_sha256(Path(args.model_dir)),
             drafters=tuple(config_sha256(Path(folder)) for folder in args.mtp_draft_model_dir or ()),
-            mtp_mode=args.mtp_mode,
-            max_draft_steps=max_draft_steps,
+            mtp_mode=config.drafter or args.mtp_mode,
+            max_draft_steps=config.planner.max_draft_steps,
             device=torch.cuda.get_device_name(),
             dtype=f"{args.data_type}, weights {args.quant_type}, kv {args.llm_kv_type}",
             tp=backend.world_size,
@@ -141,7 +141,7 @@ def load_or_measure(backend: Any, config: LightLLMConfig, drafter_kind: DrafterK
     steps = config.planner.max_draft_steps
     drafts = [] if drafter_kind == "free" else backend.draft_models
     grid = Grid.of(backend.model, drafts, config.costs, steps)
-    key = CostKey.of(backend, grid, steps)
+    key = CostKey.of(backend, grid, config)
     path = Path(config.costs.path) if config.costs.path is not None else key.path
     stored, problem = None, ""
     if config.costs.path is not None or path.exists():

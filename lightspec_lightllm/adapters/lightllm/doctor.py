@@ -140,7 +140,7 @@ def _examine_options(args: Any) -> Iterator[Finding]:
         yield Finding("problem", problem)
     if not args.dynamic_mtp or found:
         return
-    yield Finding("ok", f"no option conflicts; {args.mtp_mode}, K = {args.mtp_step}")
+    yield Finding("ok", f"no option conflicts; {args.mtp_mode}, K = {arguments.draft_steps(args)}")
     yield Finding("ok", f"drafter in {', '.join(dict.fromkeys(arguments.draft_folders(args)))}")
     yield from _examine_attention(args)
     yield from _examine_costs(args)
@@ -190,7 +190,7 @@ def _known_key(args: Any) -> dict[str, Any]:
             costs.config_sha256(Path(folder)) for folder in args.mtp_draft_model_dir or [args.model_dir] * args.mtp_step
         ),
         "mtp_mode": args.mtp_mode,
-        "max_draft_steps": args.mtp_step,
+        "max_draft_steps": arguments.draft_steps(args),
         "tp": args.tp,
         "graphs": not args.disable_cudagraph,
         "versions": costs.versions(),

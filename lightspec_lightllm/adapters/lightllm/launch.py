@@ -13,7 +13,7 @@ from typing import Any
 
 import lightspec_lightllm
 from lightspec_lightllm.adapters.lightllm import hooks, signatures
-from lightspec_lightllm.adapters.lightllm.arguments import add_arguments, resolve
+from lightspec_lightllm.adapters.lightllm.arguments import HOST_MODE, add_arguments, resolve
 from lightspec_lightllm.adapters.lightllm.expected import EXPECTED
 from lightspec_lightllm.adapters.lightllm.options import current
 from lightspec_lightllm.errors import HostError, LightspecError
@@ -79,14 +79,17 @@ def wrap_start_args(original: Callable[..., None]) -> Callable[..., None]:
         self.lightspec = lightspec if lightspec is not None else check(self)
         if self.lightspec is not None:
             _announce(self)
+            self.mtp_step = self.lightspec["planner"]["max_draft_steps"]
+            if self.lightspec["drafter"] is not None:
+                self.mtp_mode = HOST_MODE
 
     return __init__
 
 
 def _announce(args: Any) -> None:
     show_log()
-    strategy = args.lightspec["planner"]["strategy"]
-    logger.info("dynamic MTP is on: %s, %s, K = %d", strategy, args.mtp_mode, args.mtp_step)
+    planner, mode = args.lightspec["planner"], args.lightspec["drafter"] or args.mtp_mode
+    logger.info("dynamic MTP is on: %s, %s, K = %d", planner["strategy"], mode, planner["max_draft_steps"])
 
 
 def show_log() -> None:

@@ -32,7 +32,9 @@ def open_trace(path: Path, backend: Any, costs: CostModel, log: Callable[[str], 
         format=FORMAT,
         date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         source=source,
-        drafter=RecordedDrafter(args.mtp_mode, backend.drafter.kind, backend.config.planner.max_draft_steps),
+        drafter=RecordedDrafter(
+            backend.config.drafter or args.mtp_mode, backend.drafter.kind, backend.config.planner.max_draft_steps
+        ),
         costs=CostTables.of(costs),
     )
     return PlanTrace(path, head, log)

@@ -181,9 +181,12 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "Prints one line for each thing that dynamic MTP depends on, with the remedy where it is wrong. Needs no GPU "
         "and imports nothing of LightLLM."
     )
-    parser.usage = "lightspec doctor [-h] [--lightllm DIR] [-- LIGHTLLM-ARGUMENT ...]"
+    parser.usage = "lightspec doctor [-h] [--lightllm DIR] [-- LIGHTLLM-ARGUMENT ...] | --draft DIR"
     parser.add_argument(
         "--lightllm", type=Path, metavar="DIR", help="what holds the package lightllm (default: the installed one)"
+    )
+    parser.add_argument(
+        "--draft", type=Path, metavar="DIR", help="say instead what a drafter is and which targets it fits"
     )
     parser.add_argument("options", nargs="*", metavar="LIGHTLLM-ARGUMENT", help="as they are given to the server")
 
@@ -268,9 +271,11 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     from lightspec_lightllm.adapters.lightllm.doctor import examine
+    from lightspec_lightllm.adapters.lightllm.drafters.doctor import examine_draft
 
     found = 0
-    for finding in examine(arguments.lightllm, arguments.options or None):
+    findings = examine(arguments.lightllm, arguments.options or None)
+    for finding in findings if arguments.draft is None else examine_draft(arguments.draft):
         print(finding)
         found += finding.level == "problem"
     return 1 if found else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,3 +66,8 @@ def nothing_verified(*, max_draft_steps: int) -> Adversary:
 def long_rests(*, max_draft_steps: int, rest: int = 12, work: int = 3) -> Adversary:
     """No drafts for longer than the drafter's KV is filled, then K of them, and so on."""
     return Adversary(max_draft_steps, (0,) * rest + (max_draft_steps,) * work, budget="all")
+
+
+def different_on_each_rank(*, max_draft_steps: int) -> Adversary:
+    """Plans that depend on the process, as those of a planner with a clock would."""
+    return Adversary(max_draft_steps, tuple(range(max_draft_steps + 1)), seed=os.getpid())

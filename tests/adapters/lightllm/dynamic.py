@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightspec_lightllm.adapters.lightllm.options import CostOptions, LightLLMConfig
+from lightspec_lightllm.adapters.lightllm.options import CheckOptions, CostOptions, LightLLMConfig
 from lightspec_lightllm.config import PlannerConfig
 from tests.adapters.lightllm.harness.job import Job
 from tests.adapters.lightllm.harness.models import Models
@@ -28,10 +28,12 @@ def dynamic_job(
     strategy: str = "lightspec",
     planner: str | None = None,
     planner_options: dict[str, Any] | None = None,
+    check_every: int = 0,
     **options: Any,
 ) -> Job:
-    """``planner``: a function of `adversaries` in place of the strategy."""
-    config = LightLLMConfig(planner=PlannerConfig(strategy=strategy, max_draft_steps=steps), costs=FEW_COSTS)
+    """``planner``: a function of `adversaries` in place of the strategy. ``check_every``: rounds between checks of ranks."""
+    planning = PlannerConfig(strategy=strategy, max_draft_steps=steps)
+    config = LightLLMConfig(planner=planning, costs=FEW_COSTS, check=CheckOptions(plan_hash_every=check_every))
     named = {} if planner is None else {"planner": f"tests.adapters.lightllm.adversaries:{planner}"}
     given = dict(planner_options or {})
     if planner == "random_plans" and mode == "vanilla_with_att":

@@ -9,6 +9,7 @@ import pytest
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.dynamic import MODES, dynamic_job
 from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Request
+from tests.adapters.lightllm.harness.launcher import JobError
 from tests.adapters.lightllm.harness.models import Models, cycle_text
 from tests.adapters.lightllm.harness.reference import Reference
 from tests.adapters.lightllm.harness.workload import PROMPTS, mtp_job, requests
@@ -192,6 +193,24 @@ def test_a_drafter_that_knows_the_target_is_accepted_whole(
         assert first > 1, "the prefill's own draft is verified in the first round"
         assert set(others) == {1 + steps}
         assert extra == 1
+
+
+@pytest.mark.parametrize("planner", [None, "random_plans"])
+def test_two_ranks_plan_alike_and_say_the_same(
+    planner: str | None, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(tiny_models, "eagle_no_att", 5, planner=planner, tp=2, check_every=1)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+    assert len(result.ranks) == 2
+    assert result.ranks[0].rounds == result.ranks[1].rounds
+
+
+def test_ranks_that_plan_differently_stop_instead_of_going_on(tiny_models: Models, run_backend: RunBackend) -> None:
+    job = dynamic_job(tiny_models, "eagle_no_att", 5, planner="different_on_each_rank", tp=2, check_every=1)
+    with pytest.raises(JobError, match="ranks planned different rounds"):
+        run_backend(job)
 
 
 def test_drafts_that_are_always_wrong_end_drafting(tiny_models: Models, run_backend: RunBackend) -> None:

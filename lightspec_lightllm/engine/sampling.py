@@ -39,11 +39,14 @@ def token_logprob(logits: npt.NDArray[np.float32], token: int, num_top: int) -> 
     return TokenLogprob(token, float(scores[token]), 1 + int(np.count_nonzero(scores > scores[token])), top)
 
 
-def uniform(params: SamplingParams, request_id: int, position: int) -> float:
-    """The uniform draw in [0, 1) that decides the token at `position`."""
+def noise(params: SamplingParams, request_id: int, position: int, size: int) -> npt.NDArray[np.float64]:
+    """Uniform draws in (0, 1) that decide the token at `position`, one for each of `size` tokens."""
     key = [request_id & _WORD, _REQUEST_SEED] if params.seed is None else [params.seed & _WORD, _OWN_SEED]
-    word = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=position).random_raw()
-    return float((int(word) >> 11) * 2.0**-53)
+    # The position is the counter's second word: the first one counts the draws of this position.
+    counter = np.array([0, position, 0, 0], dtype=np.uint64)
+    words = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter).random_raw(size)
+    draws: npt.NDArray[np.float64] = (np.right_shift(words, np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return draws
 
 
 def distribution(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
@@ -62,11 +65,16 @@ def distribution(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt
     return weights
 
 
-def choose(logits: npt.NDArray[np.float32], params: SamplingParams, draw: float) -> int:
-    """The token a draw selects: inverse CDF in token order, which small changes of logits move only a little."""
-    cumulative = np.cumsum(distribution(logits, params))
-    token = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
-    return min(token, int(np.searchsorted(cumulative, cumulative[-1])))
+def choose(logits: npt.NDArray[np.float32], params: SamplingParams, draws: npt.NDArray[np.float64]) -> int:
+    """The winner of an exponential race: token i arrives after -log(draws[i]) / p_i, the first one with chance p_i.
+
+    A small change of the logits changes the winner only where two tokens arrive at almost the same time. Against that,
+    a single draw on a cumulative distribution lies, in a large vocabulary, among many unlikely tokens that any change
+    of the sums before them swaps.
+    """
+    weights = distribution(logits, params)
+    tokens = np.flatnonzero(weights)
+    return int(tokens[np.argmin(-np.log(draws[tokens]) / weights[tokens])])
 
 
 def sample_rows(
@@ -82,7 +90,7 @@ def sample_rows(
     for own, request_id, position, count in zip(params, request_ids, positions, rows, strict=True):
         if not own.greedy:
             for step in range(count):
-                draw = uniform(own, request_id, position + step)
-                tokens[row + step] = choose(logits[row + step], own, draw)
+                draws = noise(own, request_id, position + step, logits.shape[1])
+                tokens[row + step] = choose(logits[row + step], own, draws)
         row += count
     return tokens

@@ -11,7 +11,10 @@
 ``recorder``        what is written down on the way: forwards, rounds, slots, KV
 ``controls``        set-ups that a job may name: broken verification, planners that do their worst
 ``reference``       greedy text by transformers, in a process without the virtual device
+``kv``              KV that rounds left behind, beside KV computed from scratch
 ``server``          the HTTP server, in a process tree of its own
+``leftovers``       files that a killed LightLLM leaves behind
+``workload``        requests and configurations that several tests run
 ==================  ================================================================================================
 
 One job by hand, from the root of the repository::

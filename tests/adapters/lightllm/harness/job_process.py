@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.adapters.lightllm.harness import rank
+from tests.adapters.lightllm.harness import leftovers, rank
 from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Outcome, RankReport, Request, write
 from tests.adapters.lightllm.harness.launcher import free_port
 from tests.adapters.lightllm.harness.recorder import IDS_PER_REQUEST
@@ -18,6 +18,9 @@ from tests.adapters.lightllm.harness.virtual_cuda import interpreter
 
 POLL_SECONDS = 0.002
 EOS_ID = 2
+
+SERVICE_VARIABLE = "LIGHTLLM_UNIQUE_SERVICE_NAME_ID"
+"""Where LightLLM keeps the name that its files start with."""
 
 
 class JobFailedError(RuntimeError):
@@ -57,6 +60,8 @@ def run(job: Job, result: Path) -> None:
         for each in ranks:
             each.process.kill()
             each.process.join()
+        # Shared memory goes with the tracker, when this process does.
+        leftovers.remove(os.environ[SERVICE_VARIABLE], leftovers.LOCKS_AND_SOCKETS)
 
 
 def publish_start_args(job: Job) -> Any:

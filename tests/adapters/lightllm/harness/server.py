@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.adapters.lightllm.harness import checkout
+from tests.adapters.lightllm.harness import checkout, leftovers
 from tests.adapters.lightllm.harness.launcher import LOG_TAIL, ROOT, environment, free_port
 
 LIGHTLLM = "lightllm.server.api_server"
@@ -161,11 +162,13 @@ class Server:
         return code
 
     def kill(self) -> None:
-        """End everything in the server's session, whatever its state."""
+        """End everything in the server's session, whatever its state, and remove what LightLLM leaves behind."""
         for pid in session_members(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        if found := re.search(r"ipc:///tmp/_(\w+?_\d+)_", self.log()):
+            leftovers.remove(found[1], leftovers.LOCKS_AND_SOCKETS, leftovers.SHARED_MEMORY)
 
     def _error(self, what: str) -> ServerError:
         tail = self.log().splitlines()[-LOG_TAIL:]

@@ -94,7 +94,7 @@ def _load_pickle(file: Path, device: str) -> dict[str, Any]:
     try:
         stored = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # noqa: BLE001 - whatever a damaged pickle raises
-        raise ModelError(f"{file}: cannot be read as tensors ({error}); fetch it again") from None
+        raise ModelError(f"{file}: cannot be read as tensors ({type(error).__name__}); fetch it again") from None
     if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
         raise ModelError(f"{file}: expected tensors by their names; convert it to safetensors")
     return stored

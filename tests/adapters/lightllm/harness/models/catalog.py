@@ -25,10 +25,11 @@ class Models:
 
     def drafter(self, family: str, kind: str) -> str:
         """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"; of
-        "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "common" and "deepspec", which
-        are random ones in those layouts."""
+        "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "mostly", which is right three
+        times out of four on a ``cycle`` target, "half", and "common" and "deepspec", random ones in those layouts."""
         same = {"always": "copy", "half": "copy", "never": "opposite"}
-        return self._existing(f"{family}-draft-{same.get(kind, kind)}")
+        own = f"{family}-draft-{kind}"
+        return self._existing(own if (self.folder / own).is_dir() else f"{family}-draft-{same.get(kind, kind)}")
 
     def _existing(self, name: str) -> str:
         path = self.folder / name
@@ -50,11 +51,12 @@ def write_models(folder: Path) -> Models:
         for draft in ("copy", "opposite", "random"):
             save(folder / f"{name}-draft-{draft}", draft_config, module.drafter(draft))
     for family, config in dense.CONFIGS.items():
-        for kind in ("mixed", "cycle"):
+        for kind in dense.KINDS:
             save(folder / f"{family}-{kind}", config, dense.target(family, kind))
             save_tokenizer(folder / f"{family}-{kind}")
-    for kind in ("copy", "opposite", "random"):
-        save(folder / f"eagle3-draft-{kind}", *eagle3.speculators(kind))
+    kinds: tuple[eagle3.Kind, ...] = ("copy", "mostly", "half", "opposite", "random")
+    for drafter in kinds:
+        save(folder / f"eagle3-draft-{drafter}", *eagle3.speculators(drafter))
     save(folder / "eagle3-draft-common", *eagle3.common())
     save(folder / "eagle3-draft-deepspec", *eagle3.deepspec())
     return Models(folder)

@@ -36,25 +36,33 @@ QWEN3: dict[str, Any] = {
     "use_sliding_window": False,
     "sliding_window": None,
 }
-CONFIGS = {"llama": LLAMA, "qwen3": QWEN3}
+Family = Literal["llama", "qwen3"]
+Kind = Literal["mixed", "cycle"]
+CONFIGS: dict[Family, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN3}
+KINDS: tuple[Kind, ...] = ("mixed", "cycle")
 
 HIDDEN = LLAMA["hidden_size"]
 
 
-def target(family: Literal["llama", "qwen3"], kind: Literal["mixed", "cycle"], seed: int = 0) -> Weights:
+def target(family: Family, kind: Kind, seed: int = 0) -> Weights:
     """See the package's docstring. A ``mixed`` target's output layer is random."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(seed + 1)
     mix = {"mixed": 0.35, "cycle": 0.2}[kind]
     embedded = embeddings(HIDDEN)
     weights = {
         "model.embed_tokens.weight": embedded,
-        "lm_head.weight": cycle_head(embedded) if kind == "cycle" else uniform(random, VOCAB_SIZE, HIDDEN),
+        "lm_head.weight": cycle_head(embedded) if kind == "cycle" else mixed_head(seed),
         "model.norm.weight": torch.ones(HIDDEN),
     }
     for index in range(LLAMA["num_hidden_layers"]):
         layer = decoder_layer(CONFIGS[family], random, mix)
         weights |= {f"model.layers.{index}.{name}": weight for name, weight in layer.items()}
     return weights
+
+
+def mixed_head(seed: int = 0) -> torch.Tensor:
+    """float32[VOCAB_SIZE, hidden]: the output layer of ``mixed`` targets."""
+    return uniform(torch.Generator().manual_seed(seed), VOCAB_SIZE, HIDDEN)
 
 
 def decoder_layer(config: dict[str, Any], random: torch.Generator, mix: float, *, inputs: int = HIDDEN) -> Weights:

@@ -1,7 +1,8 @@
 """Eagle3 drafters of the ``dense`` targets, in the published layouts.
 
 ``copy`` and ``opposite`` pass the token's embedding to the output layer, or its negative: attention looks at its own
-row alone, since queries and keys are the same projection of the embedding, normed and scaled up.
+row alone, since queries and keys are the same projection of the embedding, normed and scaled up. ``mostly`` is ``copy``
+but for every fourth token, which it never drafts. ``half`` has the output layer of ``mixed`` targets instead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ POINTS = (1, 2, 3)
 """Layers whose input is captured."""
 
 
-def speculators(kind: Literal["copy", "opposite", "random"], seed: int = 21) -> tuple[dict[str, Any], Weights]:
+Kind = Literal["copy", "mostly", "half", "opposite", "random"]
+
+
+def speculators(kind: Kind, seed: int = 21) -> tuple[dict[str, Any], Weights]:
     """In the format of ``speculators``; the draft vocabulary leaves out the special tokens."""
     random = torch.Generator().manual_seed(seed)
     draft_vocab = VOCAB_SIZE - NUM_SPECIAL
@@ -52,8 +56,10 @@ def speculators(kind: Literal["copy", "opposite", "random"], seed: int = 21) -> 
     layer["hidden_norm.weight"] = 1 + 0.3 * torch.randn(HIDDEN, generator=random)
     head = uniform(random, VOCAB_SIZE, HIDDEN)
     if kind != "random":
-        _look_at_own_token(layer, 1.0 if kind == "copy" else -1.0)
-        head = cycle_head(embeddings(HIDDEN))
+        _look_at_own_token(layer, -1.0 if kind == "opposite" else 1.0)
+        head = dense.mixed_head() if kind == "half" else cycle_head(embeddings(HIDDEN))
+        if kind == "mostly":
+            head[::4] = 0.0
     weights = {f"layers.0.{name}": weight for name, weight in layer.items()} | {
         "fc.weight": uniform(random, HIDDEN, len(POINTS) * HIDDEN),
         "norm.weight": torch.ones(HIDDEN),

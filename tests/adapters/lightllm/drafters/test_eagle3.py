@@ -1,0 +1,310 @@
+"""Eagle3 on LightLLM's real backend: drafts as an independent implementation makes them, the text the target's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.adapters.lightllm.conftest import RunBackend
+from tests.adapters.lightllm.drafters import eagle3_reference
+from tests.adapters.lightllm.drafters.jobs import drafter_job
+from tests.adapters.lightllm.drafters.setups import WRONG_ROUNDS
+from tests.adapters.lightllm.dynamic import FEW_COSTS
+from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Request
+from tests.adapters.lightllm.harness.models import Models, cycle_text
+from tests.adapters.lightllm.harness.reference import Reference
+from tests.adapters.lightllm.harness.workload import PROMPTS, requests
+
+pytestmark = pytest.mark.lightllm
+
+SETUPS = "tests.adapters.lightllm.drafters.setups"
+TOLERANCE = 1e-4
+POINTS = {"deepspec": (1, 3)}
+
+CHUNKS: dict[str, Any] = {
+    "requests": (
+        Request(tuple(range(10, 60))),
+        Request(tuple(range(10, 60)), after=(0, FINISHED)),
+        Request(PROMPTS[0]),
+    ),
+    "batch_max_tokens": 32,
+    "chunked_prefill_size": 16,
+}
+PAUSES: dict[str, Any] = {
+    "requests": requests(40),
+    "max_total_token_num": 120,
+    "max_req_total_len": 80,
+    "batch_max_tokens": 64,
+    "chunked_prefill_size": 64,
+}
+
+
+def text(reference: Reference, job: Job) -> list[list[int]]:
+    """Transformers' text for each request."""
+    return [list(reference.text(job.target, one.prompt, one.max_new_tokens).tokens) for one in job.requests]
+
+
+def assert_dynamic(result: JobResult) -> None:
+    """The plugin's backend ran, and no KV slot is lost or owned twice."""
+    for rank in result.ranks:
+        assert rank.backend == "DynamicMtpBackend"
+        assert rank.slots.intact, rank.slots
+
+
+def compare(job: Job, drafter: str, result: JobResult) -> list[dict[str, Any]]:
+    """Compare the logits of every draft with those of the reference, and return the proposals that were compared.
+
+    Not compared is what was drafted for a request that had ended: its last tokens were given to nobody.
+    """
+    texts = [[*one.prompt, *tokens] for one, tokens in zip(job.requests, result.tokens, strict=True)]
+    made = [one for one in result.ranks[0].notes["proposals"] if one["position"] + 2 <= len(texts[one["request"]])]
+    question = {
+        "target": job.target,
+        "draft": job.drafts[0],
+        "points": POINTS.get(drafter, (1, 2, 3)),
+        "proposals": [{"text": texts[one["request"]][: one["position"] + 2], "drafts": one["tokens"]} for one in made],
+    }
+    for one, right in zip(made, eagle3_reference.logits(question), strict=True):
+        assert np.abs(np.array(one["logits"]) - np.array(right)).max() < TOLERANCE, one
+    return made
+
+
+@pytest.mark.skipif(not eagle3_reference.is_there(), reason="LIGHTSPEC_REFERENCE_PYTHON has no speculators")
+@pytest.mark.parametrize(
+    ("drafter", "family", "kind", "steps", "options"),
+    [
+        ("mostly", "qwen3", "cycle", 3, {}),
+        ("common", "llama", "mixed", 3, {}),
+        ("deepspec", "qwen3", "mixed", 7, {}),
+        pytest.param("random", "qwen3", "mixed", 7, {}, marks=pytest.mark.slow),
+        pytest.param("mostly", "llama", "cycle", 7, CHUNKS, marks=pytest.mark.slow),
+        pytest.param("mostly", "qwen3", "cycle", 5, PAUSES, marks=pytest.mark.slow),
+    ],
+)
+def test_draft_logits_are_those_of_speculators(
+    drafter: str,
+    family: str,
+    kind: str,
+    steps: int,
+    options: dict[str, Any],
+    *,
+    tiny_models: Models,
+    run_backend: RunBackend,
+) -> None:
+    """At prefill, after rounds whose drafts were accepted in part, after rounds that verified only some, and at every
+    step of the chain; requests have different lengths."""
+    setup = (f"{SETUPS}:record_eagle3",)
+    job = drafter_job(
+        tiny_models,
+        "eagle3",
+        steps,
+        drafter,
+        family=family,
+        kind=kind,
+        planner="random_plans",
+        setup=setup,
+        **options,
+    )
+    result = run_backend(job)
+    made = compare(job, drafter, result)
+    assert {len(one["tokens"]) for one in made} >= {1, 2, 3}
+    assert {one["rows"] for one in made} >= {0, 1, 2}
+    assert len({one["request"] for one in made}) == len(job.requests)
+    if drafter == "mostly":
+        partial = [a for step in result.rounds for a, rows in zip(step.accepted, step.rows, strict=True) if a < rows]
+        assert max(partial) > 1, "no round whose drafts were accepted in part"
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize(("family", "drafter", "steps"), [("llama", "common", 3), ("qwen3", "half", 7)])
+def test_random_budgets_and_steps_keep_the_text(
+    family: str, drafter: str, steps: int, *, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = drafter_job(tiny_models, "eagle3", steps, drafter, family=family, planner="random_plans")
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+    rows = {rows for step in result.rounds for rows in step.rows}
+    assert {1, 2} <= rows <= set(range(1, 2 + steps))
+    if drafter == "half":
+        assert max(length for step in result.rounds for length in step.accepted) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("steps", [3, 7, 15])
+@pytest.mark.parametrize("drafter", ["random", "half"])
+@pytest.mark.parametrize("planner", ["random_plans", "everything", "nothing_verified", "long_rests", None])
+def test_any_planner_with_any_drafter_keeps_the_text(
+    family: str,
+    steps: int,
+    drafter: str,
+    planner: str | None,
+    *,
+    tiny_models: Models,
+    run_backend: RunBackend,
+    reference: Reference,
+) -> None:
+    job = drafter_job(tiny_models, "eagle3", steps, drafter, family=family, planner=planner)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    dynamic = drafter_job(tiny_models, "eagle3", 7, "half", planner="random_plans")
+    fixed = drafter_job(tiny_models, "eagle3", 7, "half", planner="everything")
+    plain = Job(dynamic.target, dynamic.requests)
+    assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
+
+
+def test_seeded_sampling_draws_the_same_with_and_without_drafts(tiny_models: Models, run_backend: RunBackend) -> None:
+    seeded = requests(sampling={"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 5})
+    drafted = drafter_job(tiny_models, "eagle3", 3, "half", planner="everything", requests=seeded)
+    alone = drafter_job(tiny_models, "eagle3", 3, "half", planner="nothing_verified", requests=seeded)
+    assert run_backend(drafted).tokens == run_backend(alone).tokens
+
+
+def test_accepting_every_draft_would_be_noticed(
+    tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    control = ("tests.adapters.lightllm.harness.controls:accept_all",)
+    job = drafter_job(tiny_models, "eagle3", 3, "half", planner="everything", setup=control)
+    result = run_backend(job)
+    assert result.ranks[0].notes["overruled"] > 0
+    assert result.tokens != text(reference, job)
+
+
+def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
+    tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    leaving = Request(PROMPTS[1], max_new_tokens=60, abort_after=8)
+    job = drafter_job(
+        tiny_models,
+        "eagle3",
+        5,
+        "half",
+        planner="random_plans",
+        **{**CHUNKS, "requests": (*CHUNKS["requests"], leaving)},
+    )
+    right = text(reference, job)
+    stop = right[2][9]
+    stopping = Request(PROMPTS[0], sampling={"stop_sequences": [[stop]]})
+    result = run_backend(dataclasses.replace(job, requests=(*job.requests[:2], stopping, leaving)))
+    again, stopped, aborted = result.outcomes[1:]
+    assert result.tokens[:2] == right[:2]
+    assert again.cached_tokens >= len(job.requests[0].prompt) - 1
+    assert list(stopped.tokens) == right[2][: right[2].index(stop) + 1]
+    assert aborted.finish_reason == "abort"
+    assert list(aborted.tokens) == right[3][: len(aborted.tokens)]
+    assert_dynamic(result)
+
+
+def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
+    tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = drafter_job(tiny_models, "eagle3", 5, "half", planner="random_plans", **PAUSES)
+    result = run_backend(job)
+    assert result.ranks[0].pauses > 0
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize(("family", "steps", "max_rows"), [("qwen3", 3, 64), ("llama", 15, 16)])
+def test_a_drafter_that_knows_the_target_is_accepted_whole(
+    family: str, steps: int, max_rows: int, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    """With few captured rows, batches of up to 64 are larger than the buffer of captured graphs."""
+    costs = dataclasses.replace(FEW_COSTS, max_verify_rows=max_rows)
+    job = drafter_job(
+        tiny_models,
+        "eagle3",
+        steps,
+        "always",
+        family=family,
+        kind="cycle",
+        planner="everything",
+        costs=costs,
+        requests=requests(64),
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 64) for prompt in PROMPTS]
+    assert_dynamic(result)
+    for request in range(len(PROMPTS)):
+        lengths = result.accept_lengths(request)
+        whole = (64 - 1 - lengths[0]) // (1 + steps)
+        assert lengths[0] == 2, "the prefill's own draft is verified in the first round"
+        assert set(lengths[1 : 1 + whole]) == {1 + steps}
+
+
+@pytest.mark.slow
+def test_two_ranks_draft_the_same(tiny_models: Models, run_backend: RunBackend) -> None:
+    job = drafter_job(
+        tiny_models, "eagle3", 3, "always", kind="cycle", planner="everything", requests=requests(32), tp=2
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 32) for prompt in PROMPTS]
+    assert result.ranks[0].rounds == result.ranks[1].rounds
+    assert 4 in result.accept_lengths(0)
+    assert_dynamic(result)
+
+
+def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_is_right_again(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(tiny_models, "eagle3", 3, "always", kind="cycle", planner="long_rests", requests=requests(60))
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 60) for prompt in PROMPTS]
+    assert_dynamic(result)
+    assert len(result.forwards(prefill=True)) > 1, "nothing was sent back to prefill"
+    lengths = result.accept_lengths(0)
+    first_rest = lengths.index(1, 1)
+    assert 4 in lengths[first_rest:], "the drafts after a rest are right again"
+
+
+def test_drafting_ends_while_drafts_are_wrong_and_begins_again_once_they_are_right(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(
+        tiny_models,
+        "eagle3",
+        3,
+        "always",
+        kind="cycle",
+        requests=requests(400),
+        setup=(f"{SETUPS}:priced", f"{SETUPS}:wrong_at_first"),
+        max_total_token_num=2400,
+        max_req_total_len=512,
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 400) for prompt in PROMPTS]
+    wrong = [rows for step in result.rounds[50:WRONG_ROUNDS] for rows in step.rows]
+    assert wrong.count(1) > 0.8 * len(wrong), "drafting goes on"
+    right = [length for step in result.rounds[WRONG_ROUNDS : WRONG_ROUNDS + 100] for length in step.accepted]
+    assert np.mean(right[-4:]) > 3, "drafting has not begun again"
+
+
+def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:
+    job = drafter_job(
+        tiny_models,
+        "eagle3",
+        3,
+        "deepspec",
+        requests=(Request(PROMPTS[0], 4),),
+        setup=(f"{SETUPS}:small_gpu",),
+        start_args={"max_total_token_num": None, "mem_fraction": 0.9},
+    )
+    drafted = run_backend(job).ranks[0].slots.total
+    plain = run_backend(Job(job.target, job.requests, setup=job.setup, start_args=job.start_args))
+    without = plain.ranks[0].slots.total
+    cell = 2 * 4 * 2 * 16 * 4  # keys and values of 4 layers with 2 heads of 16, in 4 bytes
+    extra = 2 * 4 * 16 * 4  # of the drafter's 4 heads
+    layer = 2 * 64 * (8 * 16 + 2 * 4 * 16) + 64 * 128 + 3 * 64 * 96 + 3 * 64 + 2 * 16
+    weights = layer + 2 * 128 * 64 + 64 + 64 * 2 * 64
+    assert without > 3000
+    assert drafted == (without * cell - 4 * weights) // (cell + extra)

@@ -5,6 +5,7 @@ A name that another LightLLM lacks stops the launcher, with the reason, and not 
 
 from __future__ import annotations
 
+from lightspec_lightllm.adapters.lightllm.drafters.expected import DRAFTERS_EXPECT
 from lightspec_lightllm.adapters.lightllm.signatures import Expectation
 
 _ROUTER = "lightllm.server.router"
@@ -137,4 +138,5 @@ EXPECTED: tuple[Expectation, ...] = (
         f"{_ATTENTION}.linear.gdn:LinearAttDecodeAttState",
         fields=("b_conv_buffer_idx", "b_ssm_buffer_idx", "b1_mtp_cu_q_seq_len", "b_num_accepted_tokens"),
     ),
+    *DRAFTERS_EXPECT,
 )  # fmt: skip

@@ -109,7 +109,7 @@ def test_all_problems_are_told_at_once(args: argparse.Namespace) -> None:
 
 def test_a_drafter_is_asked_for(args: argparse.Namespace) -> None:
     assert "give --mtp_mode" in refused(args, mtp_mode=None)
-    assert "expected one of" in refused(args, mtp_mode="eagle3")
+    assert "expected one of" in refused(args, mtp_mode="medusa")
 
 
 @pytest.mark.parametrize("steps", [-1, 0, 16, 99])

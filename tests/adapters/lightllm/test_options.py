@@ -21,7 +21,10 @@ from tests.test_config import dotted, nested
 CONFIGS = Path(__file__).parents[3] / "configs"
 ANNOTATED = CONFIGS / "lightllm.yaml"
 
-KEYS = [key for key in known_keys(LightLLMConfig) if "*" not in key and key != "planner.max_draft_steps"]
+COMMAND_LINE = ("planner.max_draft_steps", "drafter")
+"""Keys that are --mtp_step and --mtp_mode."""
+
+KEYS = [key for key in known_keys(LightLLMConfig) if "*" not in key and key not in COMMAND_LINE]
 
 OTHER_VALUES: dict[str, Any] = {
     "planner.strategy": "fixed:3",
@@ -146,5 +149,5 @@ def test_without_a_server_or_without_dynamic_mode_there_is_no_configuration(monk
     assert current() is None
 
 
-def test_the_seam_has_the_four_sections_that_ranks_read() -> None:
-    assert [f.name for f in fields(LightLLMConfig)] == ["planner", "costs", "check", "observe"]
+def test_the_seam_has_the_four_sections_that_ranks_read_and_the_drafter() -> None:
+    assert [f.name for f in fields(LightLLMConfig)] == ["planner", "costs", "check", "observe", "drafter"]

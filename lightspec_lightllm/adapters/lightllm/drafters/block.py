@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from lightllm.common.basemodel.batch_objs import ModelInput, ModelOutput
-from lightllm.common.basemodel.layer_weights.meta_weights import RMSNormWeight
+from lightllm.common.basemodel.layer_weights.meta_weights.norm_weight import RMSNormWeight
 from lightllm.common.basemodel.triton_kernel.gen_decode_params import gen_decode_params
 from lightllm.common.basemodel.triton_kernel.gen_prefill_params import gen_prefill_params
 from lightllm.common.basemodel.triton_kernel.norm.qk_norm import qk_rmsnorm_forward
@@ -32,6 +32,10 @@ from lightspec_lightllm.planner import DrafterKind
 
 class BlockInferState(LlamaInferStateInfo):
     """Rows of blocks: ``b_mtp_index`` comes in as a row's place in its block, ``b_seq_len`` as its own length."""
+
+    b_seq_len: torch.Tensor
+    b_mtp_index: torch.Tensor
+    position_ids: torch.Tensor
 
     def init_some_extra_state(self, model: Any) -> None:
         """See LightLLM. Positions are of the rows' own lengths, attention is over those of their blocks.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightllm.common.kv_cache_mem_manager.operator import NormalMemOperator
+from lightllm.common.kv_cache_mem_manager.operator.normal import NormalMemOperator
 
 
 class DraftKv:

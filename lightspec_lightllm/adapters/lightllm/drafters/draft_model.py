@@ -9,15 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightllm.common.basemodel import PreAndPostLayerWeight
-from lightllm.common.basemodel.layer_weights.meta_weights import (
-    EmbeddingWeight,
-    KVROWNMMWeight,
-    LMHeadWeight,
-    QKRMSNORMWeight,
-    RMSNormWeight,
-    ROWMMWeight,
-)
+from lightllm.common.basemodel.layer_weights.meta_weights.embedding_weight import EmbeddingWeight, LMHeadWeight
+from lightllm.common.basemodel.layer_weights.meta_weights.mm_weight.rowmm_weight import KVROWNMMWeight, ROWMMWeight
+from lightllm.common.basemodel.layer_weights.meta_weights.norm_weight import QKRMSNORMWeight, RMSNormWeight
+from lightllm.common.basemodel.layer_weights.pre_and_post_layer_weight import PreAndPostLayerWeight
 from lightllm.models.llama.layer_infer.transformer_layer_infer import LlamaTransformerLayerInfer
 from lightllm.models.llama.layer_weights.transformer_layer_weight import LlamaTransformerLayerWeight
 from lightllm.models.llama.model import LlamaTpPartModel

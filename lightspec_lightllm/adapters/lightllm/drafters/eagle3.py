@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightllm.common.basemodel.batch_objs import ModelInput, ModelOutput
-from lightllm.common.basemodel.layer_weights.meta_weights import RMSNormWeight
+from lightllm.common.basemodel.layer_weights.meta_weights.norm_weight import RMSNormWeight
 from lightllm.models.llama.layer_infer.pre_layer_infer import LlamaPreLayerInfer
 from lightllm.server.router.model_infer.mode_backend.mtp_pre_process import prepare_mtp_prefill_inputs
 

@@ -33,6 +33,7 @@ from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm import costs
 from lightspec_lightllm.adapters.lightllm.attention_backends import own_attention_backends
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch, RequestTable
+from lightspec_lightllm.adapters.lightllm.calibration import Calibration
 from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
 from lightspec_lightllm.adapters.lightllm.drafters.loading import load_drafter
 from lightspec_lightllm.adapters.lightllm.drafters.mtp import make_mtp_drafter
@@ -130,9 +131,10 @@ class DynamicMtpMixin(DynamicPrefillMixin):
             vocab_size=self.model.vocab_size,
             use_flashinfer=self.args.sampling_backend == "flashinfer",
         )
-        # Log-probabilities of the waiting drafts, each given those before it, and summed up from the first one.
+        # Log-probabilities of the waiting drafts, each given those before it, and calibrated ones, summed up.
         self.log_probs = torch.zeros((num_rows, MAX_ROWS), dtype=torch.float32, device="cuda")
         self.scores = torch.zeros((num_rows, MAX_ROWS), dtype=torch.float32, device="cuda")
+        self.calibration = Calibration(self.max_draft_steps)
         self._skips = 0
         self.rewarm_tokens = 0
         self._num_rounds = 0
@@ -362,9 +364,18 @@ class DynamicMtpMixin(DynamicPrefillMixin):
             run_reqs_update_packs=update_packs,
             extra_post_req_handle_func=self.extra_post_req_handle_func,
         )
+        self._calibrate(launched.planned)
         unused = torch.cat((launched.slots.rows[torch.from_numpy(~accepted)], launched.slots.chain))
         if len(unused):
             g_infer_context.req_manager.mem_manager.free(unused)
+
+    def _calibrate(self, planned: PlannedRound) -> None:
+        if planned.confidence is None:
+            return
+        with torch.cuda.stream(g_infer_context.get_overlap_stream()):
+            self.calibration.learn(
+                planned.confidence, planned.batch.drafts.astype(np.int64), planned.verified, planned.accepted
+            )
 
     # ---- ranks ------------------------------------------------------------------------------------------------
 

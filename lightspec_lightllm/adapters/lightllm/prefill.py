@@ -13,6 +13,7 @@ from lightllm.server.router.model_infer.infer_batch import g_infer_context
 from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
 from lightspec_lightllm.adapters.lightllm.batch import RequestTable
+from lightspec_lightllm.adapters.lightllm.calibration import Calibration
 from lightspec_lightllm.adapters.lightllm.drafters.interface import LightLLMDrafter, Proposal
 from lightspec_lightllm.adapters.lightllm.planning import RoundPlanner
 from lightspec_lightllm.adapters.lightllm.sampling import Rows, RowSampler
@@ -29,7 +30,8 @@ class DynamicPrefillMixin:
         planner: plans rounds.
         log_probs: float32[R, 16], the drafter's log-probability of each waiting draft, given those before it.
         rewarm_tokens: tokens that the next round may send back to prefill, see `_rewarm`.
-        scores: float32[R, 16], the same summed up from the first draft: what rows are selected by.
+        calibration: what these log-probabilities mean.
+        scores: float32[R, 16], the calibrated ones summed up from the first draft: what rows are selected by.
     """
 
     requests: RequestTable
@@ -37,6 +39,7 @@ class DynamicPrefillMixin:
     drafter: LightLLMDrafter
     planner: RoundPlanner
     log_probs: torch.Tensor
+    calibration: Calibration
     scores: torch.Tensor
     rewarm_tokens: int
 
@@ -118,7 +121,7 @@ class DynamicPrefillMixin:
         manager = self.model.req_manager.req_sampling_params_manager
         manager.req_to_next_token_ids[at, 1 : 1 + steps] = proposal.tokens
         self.log_probs[at, :steps] = proposal.log_probs
-        self.scores[at, :steps] = proposal.log_probs.cumsum(dim=1)
+        self.scores[at, :steps] = self.calibration.scores(proposal.log_probs)
 
     def _rewarm(self, reqs: list[Any]) -> list[Any]:
         """Where drafts are wanted again, send requests that the drafter lost sight of back to prefill.

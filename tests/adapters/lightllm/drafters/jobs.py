@@ -20,12 +20,15 @@ def drafter_job(
     *,
     family: str = "qwen3",
     kind: str = "mixed",
+    strategy: str = "lightspec",
     planner: str | None = None,
     costs: CostOptions = FEW_COSTS,
     **options: Any,
 ) -> Job:
-    """``mode``: "eagle3", ...; ``drafter``: see `Models`; ``planner``: a function of `adversaries`, None: lightspec."""
-    config = LightLLMConfig(planner=PlannerConfig(max_draft_steps=steps), costs=costs, drafter=mode)
+    """``mode``: "eagle3", ...; ``drafter``: see `Models`; ``planner``: a function of `adversaries` in place of the
+    strategy."""
+    planned = PlannerConfig(strategy=strategy, max_draft_steps=steps)
+    config = LightLLMConfig(planner=planned, costs=costs, drafter=mode)
     named: dict[str, Any] = {} if planner is None else {"planner": f"tests.adapters.lightllm.adversaries:{planner}"}
     return Job(
         models.target(family, kind),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.adapters.lightllm.harness.models import deepseek, dense, eagle3, mistral
+from tests.adapters.lightllm.harness.models import blocks, deepseek, dense, eagle3, mistral
 from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE
 from tests.adapters.lightllm.harness.models.mistral import Weights
 
@@ -26,7 +26,8 @@ class Models:
     def drafter(self, family: str, kind: str) -> str:
         """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"; of
         "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "mostly", which is right three
-        times out of four on a ``cycle`` target, "half", and "common" and "deepspec", random ones in those layouts."""
+        times out of four on a ``cycle`` target, "half", and "common" and "deepspec", random ones in those layouts; of
+        "dflash" and "dspark", for ``cycle`` targets, see `blocks`."""
         same = {"always": "copy", "half": "copy", "never": "opposite"}
         own = f"{family}-draft-{kind}"
         return self._existing(own if (self.folder / own).is_dir() else f"{family}-draft-{same.get(kind, kind)}")
@@ -59,6 +60,13 @@ def write_models(folder: Path) -> Models:
         save(folder / f"eagle3-draft-{drafter}", *eagle3.speculators(drafter))
     save(folder / "eagle3-draft-common", *eagle3.common())
     save(folder / "eagle3-draft-deepspec", *eagle3.deepspec())
+    for crafted in blocks.KINDS:
+        save(folder / f"dflash-draft-{crafted}", *blocks.dflash(crafted))
+        save(folder / f"dspark-draft-{crafted}", *blocks.dspark(crafted))
+    save(folder / "dflash-draft-speculators", *blocks.dflash_speculators())
+    save(folder / "dflash-draft-deepspec", *blocks.dflash_deepspec())
+    for head in blocks.HEADS:
+        save(folder / f"dspark-draft-{head}", *blocks.dspark_speculators(head))
     return Models(folder)
 
 

@@ -236,6 +236,8 @@ def _drafter_problems(args: Any) -> Iterator[str]:
     heads, kv_heads, tp = layout.decoder.num_heads, layout.decoder.num_kv_heads, args.tp
     if heads % tp or (kv_heads % tp and tp % kv_heads):
         yield f"--tp {tp} does not divide the {heads} heads and {kv_heads} KV heads of the drafter in {folder}"
+    if layout.draft_vocab_size % tp:
+        yield f"--tp {tp} does not divide the {layout.draft_vocab_size} tokens that the drafter in {folder} knows"
     yield from _config_problems(args)
 
 

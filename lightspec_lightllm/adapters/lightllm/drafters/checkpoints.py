@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightspec_lightllm.adapters.lightllm.drafters.layouts import (
     BlockSettings,
@@ -19,11 +19,8 @@ from lightspec_lightllm.adapters.lightllm.drafters.layouts import (
     default_eagle3_points,
     read_layout,
 )
-from lightspec_lightllm.adapters.lightllm.drafters.tensor_files import StoredTensor, list_tensors, read_tensors
+from lightspec_lightllm.adapters.lightllm.drafters.tensor_files import StoredTensor, list_tensors
 from lightspec_lightllm.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
 
 TARGET_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """``model_type`` of the targets whose hidden states can be captured as drafters expect them."""
@@ -76,11 +73,6 @@ class DraftCheckpoint:
         """Layers of the target whose input the drafter reads, in the order of its projection."""
         points = self.layout.capture_points
         return default_eagle3_points(target.num_layers) if points is None else points
-
-    def load(self) -> dict[str, torch.Tensor]:
-        """All tensors, on the CPU."""
-        values = read_tensors(self.tensors.values())
-        return {name: values[stored.name] for name, stored in self.tensors.items()}
 
     def kv_elements(self, tp: int = 1) -> int:
         """Numbers of KV that a rank keeps per token."""

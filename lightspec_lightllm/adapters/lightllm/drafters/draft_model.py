@@ -22,6 +22,7 @@ from lightspec_lightllm.adapters.lightllm.drafters.capture import ATTRIBUTE, Hid
 from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheckpoint, expected_tensors
 from lightspec_lightllm.adapters.lightllm.drafters.draft_kv import DraftKv
 from lightspec_lightllm.adapters.lightllm.drafters.layouts import Layout
+from lightspec_lightllm.adapters.lightllm.drafters.tensor_values import load_tensors
 
 
 def network_config(layout: Layout) -> dict[str, Any]:
@@ -207,5 +208,5 @@ class DraftModel(LlamaTpPartModel):
         """From the checkpoint, whose layers LightLLM's classes look for below ``model.``."""
         assert weight_dict is None, "a drafter's weights are those of its checkpoint"  # noqa: S101 - nobody gives any
         ours = ("layers.", "norm.", "embed_tokens.")
-        values = self.checkpoint.load()
+        values = load_tensors(self.checkpoint)
         super().load_weights({f"model.{name}" if name.startswith(ours) else name: values[name] for name in values})

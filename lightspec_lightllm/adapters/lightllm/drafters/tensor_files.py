@@ -1,18 +1,18 @@
-"""The tensors of a checkpoint folder: their names and shapes from the headers, their values when asked for."""
+"""The tensors of a checkpoint folder: their names and shapes, from the headers and without torch."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Iterable
+import pickle
+import zipfile
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightspec_lightllm.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by its specification."""
@@ -32,7 +32,7 @@ class StoredTensor:
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder by their names. Safetensors headers need no torch; ``.bin`` files do.
+    """All tensors of a folder by their names.
 
     Raises:
         ModelError: there are none, a file is damaged, or two files hold the same name.
@@ -53,24 +53,6 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def read_tensors(wanted: Iterable[StoredTensor]) -> dict[str, torch.Tensor]:
-    """The values of tensors, on the CPU, by the names in their files."""
-    by_file: dict[Path, list[str]] = {}
-    for tensor in wanted:
-        by_file.setdefault(tensor.file, []).append(tensor.name)
-    values: dict[str, torch.Tensor] = {}
-    for file, names in by_file.items():
-        if file.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(file, "pt", "cpu") as opened:
-                values |= {name: opened.get_tensor(name) for name in names}
-        else:
-            stored = _load_pickle(file, "cpu")
-            values |= {name: stored[name] for name in names}
-    return values
-
-
 def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         with file.open("rb") as opened:
@@ -84,17 +66,40 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _pickled_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    stored = _load_pickle(file, "meta")
-    return {name: tuple(value.shape) for name, value in stored.items()}
-
-
-def _load_pickle(file: Path, device: str) -> dict[str, Any]:
-    import torch
-
+    """Of a file that ``torch.save`` wrote: a zip archive, whose pickle refers to the values and does not hold them."""
     try:
-        stored = torch.load(file, map_location=device, weights_only=True)
+        with zipfile.ZipFile(file) as archive:
+            (pickled,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            stored = _ShapeUnpickler(io.BytesIO(archive.read(pickled))).load()
+        if not all(isinstance(shape, tuple) for shape in stored.values()):
+            raise ValueError("it holds more than tensors by their names")
     except Exception as error:  # noqa: BLE001 - whatever a damaged pickle raises
-        raise ModelError(f"{file}: cannot be read as tensors ({type(error).__name__}); fetch it again") from None
-    if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
-        raise ModelError(f"{file}: expected tensors by their names; convert it to safetensors")
-    return stored
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelError(f"{file}: cannot be read as tensors ({reason}); fetch it again, or convert it") from None
+    return dict(stored)
+
+
+class _ShapeUnpickler(pickle.Unpickler):
+    """Makes shapes of tensors, and nothing that is not part of one."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _shape_of_tensor
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _shape_of_parameter
+        if module.startswith("torch") and name.endswith("Storage"):
+            return name
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a tensor")
+
+    def persistent_load(self, pid: Any) -> None:
+        """What a tensor's values are referred to by."""
+
+
+def _shape_of_tensor(_storage: None, _offset: int, size: tuple[int, ...], *_rest: Any) -> tuple[int, ...]:
+    return tuple(size)
+
+
+def _shape_of_parameter(shape: tuple[int, ...], *_rest: Any) -> tuple[int, ...]:
+    return shape

@@ -121,6 +121,12 @@ def test_heads_that_ranks_cannot_share_are_refused(args: argparse.Namespace) -> 
     assert resolve(args) is not None
 
 
+def test_a_vocabulary_that_ranks_cannot_share_is_refused(args: argparse.Namespace, tmp_path: Path) -> None:
+    folder = write(tmp_path / "odd", {**CONFIGS["common"], "draft_vocab_size": 97})
+    problem = refused(args, mtp_draft_model_dir=[str(folder)], tp=2)
+    assert problem == f"--tp 2 does not divide the 97 tokens that the drafter in {folder} knows"
+
+
 def test_lightllm_alone_does_not_serve_them(args: argparse.Namespace) -> None:
     assert "--mtp_mode eagle3 needs --dynamic_mtp" in refused(args, dynamic_mtp=False)
 

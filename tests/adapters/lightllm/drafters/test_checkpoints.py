@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import (
     TARGET_FAMILIES,
@@ -166,16 +167,20 @@ def test_two_files_with_one_tensor_are_refused(tmp_path: Path) -> None:
     assert "is in model.safetensors and in other.safetensors" in refusal(tmp_path)
 
 
-def test_pickled_weights_are_read_too(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_pickled_weights_are_read_too_and_nothing_in_them_is_run(tmp_path: Path) -> None:
     write(tmp_path, CONFIGS["common"])
     (tmp_path / "model.safetensors").unlink()
     shapes = expected_tensors(read_layout(CONFIGS["common"], "config.json"))
     values = {name: torch.full(shape, float(place)) for place, (name, shape) in enumerate(shapes.items())}
+    values["norm.weight"] = torch.nn.Parameter(values["norm.weight"])
+    values["d2t"] = values["d2t"].long()
     torch.save(values, tmp_path / "pytorch_model.bin")
-    loaded = open_checkpoint(tmp_path, TARGET).load()
-    assert loaded.keys() == values.keys()
-    assert all(torch.equal(loaded[name], values[name]) for name in values)
+    checkpoint = open_checkpoint(tmp_path, TARGET)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == shapes
+    torch.save({**values, "norm.weight": tmp_path}, tmp_path / "pytorch_model.bin")
+    assert "is no part of a tensor" in refusal(tmp_path)
+    torch.save({**values, "norm.weight": 3}, tmp_path / "pytorch_model.bin")
+    assert "it holds more than tensors by their names" in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing of the kind")
     assert "pytorch_model.bin: cannot be read as tensors" in refusal(tmp_path)
 

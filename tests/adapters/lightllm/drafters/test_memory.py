@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightspec_lightllm.adapters.lightllm import options
 from lightspec_lightllm.adapters.lightllm.drafters import memory
 from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheckpoint, open_checkpoint
 from lightspec_lightllm.adapters.lightllm.drafters.memory import pool_size
@@ -44,5 +45,5 @@ def test_ranks_share_matrices_and_heads_and_each_has_norms_and_the_projection(ch
 def test_lightllms_own_drafters_keep_their_layers_among_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     added = memory.wrap_added_layers(lambda: 1)
     for config, layers in ((None, 1), (LightLLMConfig(), 1), (LightLLMConfig(drafter="eagle3"), 0)):
-        monkeypatch.setattr(memory.options, "current", lambda config=config: config)
+        monkeypatch.setattr(options, "current", lambda config=config: config)
         assert added() == layers

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tests.adapters.lightllm.harness.models import dense
-from tests.adapters.lightllm.harness.models.cycle import NUM_SPECIAL, VOCAB_SIZE, cycle_head, embeddings
+from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE, cycle_head, embeddings
 from tests.adapters.lightllm.harness.models.mistral import Weights, uniform
 
 HIDDEN = dense.HIDDEN
@@ -28,15 +28,17 @@ LAYER: dict[str, Any] = {
 COMMON_LAYER: dict[str, Any] = {**LAYER, "model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 POINTS = (1, 2, 3)
 """Layers whose input is captured."""
+LEFT_OUT = 2
+"""The first tokens, which two of three special ones are: two ranks must share the others evenly."""
 
 
 Kind = Literal["copy", "mostly", "half", "opposite", "random"]
 
 
 def speculators(kind: Kind, seed: int = 21) -> tuple[dict[str, Any], Weights]:
-    """In the format of ``speculators``; the draft vocabulary leaves out the special tokens."""
+    """In the format of ``speculators``; the draft vocabulary leaves out tokens that come in no cycle."""
     random = torch.Generator().manual_seed(seed)
-    draft_vocab = VOCAB_SIZE - NUM_SPECIAL
+    draft_vocab = VOCAB_SIZE - LEFT_OUT
     config = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -63,9 +65,9 @@ def speculators(kind: Kind, seed: int = 21) -> tuple[dict[str, Any], Weights]:
     weights = {f"layers.0.{name}": weight for name, weight in layer.items()} | {
         "fc.weight": uniform(random, HIDDEN, len(POINTS) * HIDDEN),
         "norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": head[NUM_SPECIAL:],
-        "d2t": torch.full((draft_vocab,), NUM_SPECIAL),
-        "t2d": torch.arange(VOCAB_SIZE) >= NUM_SPECIAL,
+        "lm_head.weight": head[LEFT_OUT:],
+        "d2t": torch.full((draft_vocab,), LEFT_OUT),
+        "t2d": torch.arange(VOCAB_SIZE) >= LEFT_OUT,
     }
     return config, weights
 

@@ -26,8 +26,8 @@ class Models:
     def drafter(self, family: str, kind: str) -> str:
         """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"; of
         "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "mostly", which is right three
-        times out of four on a ``cycle`` target, "half", and "common" and "deepspec", random ones in those layouts; of
-        "dflash" and "dspark", for ``cycle`` targets, see `blocks`."""
+        times out of four on a ``cycle`` target, "half", and random ones: "normed-each", "normed-all" and, in those
+        layouts, "common" and "deepspec"; of "dflash" and "dspark", for ``cycle`` targets, see `blocks`."""
         same = {"always": "copy", "half": "copy", "never": "opposite"}
         own = f"{family}-draft-{kind}"
         return self._existing(own if (self.folder / own).is_dir() else f"{family}-draft-{same.get(kind, kind)}")
@@ -41,7 +41,7 @@ class Models:
 
 
 def write_models(folder: Path) -> Models:
-    """Write all of them, some 3 MB. Equal bytes every time."""
+    """Write all of them, some 20 MB. Equal bytes every time."""
     for name, module, draft_config in (
         ("mistral", mistral, mistral.CONFIG),
         ("deepseek", deepseek, deepseek.DRAFT_CONFIG),
@@ -58,6 +58,8 @@ def write_models(folder: Path) -> Models:
     kinds: tuple[eagle3.Kind, ...] = ("copy", "mostly", "half", "opposite", "random")
     for drafter in kinds:
         save(folder / f"eagle3-draft-{drafter}", *eagle3.speculators(drafter))
+    save(folder / "eagle3-draft-normed-each", *eagle3.normed("each"))
+    save(folder / "eagle3-draft-normed-all", *eagle3.normed("all"))
     save(folder / "eagle3-draft-common", *eagle3.common())
     save(folder / "eagle3-draft-deepspec", *eagle3.deepspec())
     for crafted in blocks.KINDS:

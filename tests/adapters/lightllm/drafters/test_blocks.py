@@ -1,0 +1,352 @@
+"""DFlash and DSpark on LightLLM's real backend: drafts as an independent implementation makes them, the text the
+target's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.adapters.lightllm.conftest import RunBackend
+from tests.adapters.lightllm.drafters import reference_process
+from tests.adapters.lightllm.drafters.checks import CHUNKS, PAUSES, assert_dynamic, text
+from tests.adapters.lightllm.drafters.jobs import drafter_job
+from tests.adapters.lightllm.drafters.setups import WRONG_ROUNDS
+from tests.adapters.lightllm.dynamic import FEW_COSTS
+from tests.adapters.lightllm.harness.job import Job, JobResult, Request
+from tests.adapters.lightllm.harness.models import Models, cycle_text
+from tests.adapters.lightllm.harness.reference import Reference
+from tests.adapters.lightllm.harness.workload import PROMPTS, requests
+
+pytestmark = pytest.mark.lightllm
+
+TOLERANCE = 1e-4
+POINTS = {"dflash": ("deepspec",), "dspark": ("copy", "mostly", "opposite", "random")}
+"""Drafters that read what enters the first layer, in place of the second."""
+
+SETUPS = "tests.adapters.lightllm.drafters.setups"
+RECORD = ("tests.adapters.lightllm.drafters.block_recording:record",)
+ACCEPT_ALL = ("tests.adapters.lightllm.harness.controls:accept_all",)
+
+slow = pytest.mark.slow
+MODES = (pytest.param("dflash", marks=slow), "dspark")  # crafted DFlash drafters have fifteen layers
+
+
+def compare(job: Job, mode: str, drafter: str, result: JobResult) -> list[dict[str, Any]]:
+    """Compare logits, tokens and confidences of every draft with the reference's, and return what was compared.
+
+    Not compared is what was drafted for a request that had ended: its last tokens were given to nobody.
+    """
+    texts = [[*one.prompt, *tokens] for one, tokens in zip(job.requests, result.tokens, strict=True)]
+    made = [one for one in result.ranks[0].notes["proposals"] if one["position"] < len(texts[one["request"]])]
+    question = {
+        "target": job.target,
+        "draft": job.drafts[0],
+        "points": (0 if drafter in POINTS[mode] else 1, 2, 3),
+        "proposals": [{"text": texts[one["request"]][: one["position"] + 1], "drafts": one["tokens"]} for one in made],
+    }
+    answers = reference_process.ask("tests.adapters.lightllm.drafters.block_reference", question)
+    for one, right in zip(made, answers, strict=True):
+        assert np.abs(np.array(one["logits"]) - np.array(right["logits"])).max() < TOLERANCE, one
+        if "log_odds" in right:
+            sure = 1 / (1 + np.exp(-np.array(right["log_odds"])))
+            assert np.abs(np.exp(one["log_probs"]) - sure).max() < TOLERANCE, one
+    return made
+
+
+@pytest.mark.skipif(not reference_process.is_there(), reason="LIGHTSPEC_REFERENCE_PYTHON has no speculators")
+@pytest.mark.parametrize(
+    ("mode", "drafter", "family", "kind", "steps", "options"),
+    [
+        ("dflash", "random", "qwen3", "mixed", 7, {}),
+        ("dflash", "speculators", "llama", "mixed", 7, {}),
+        ("dspark", "mostly", "llama", "cycle", 15, {}),
+        ("dspark", "rnn", "qwen3", "mixed", 7, {}),
+        pytest.param("dflash", "deepspec", "qwen3", "mixed", 7, {}, marks=slow),
+        pytest.param("dflash", "mostly", "qwen3", "cycle", 15, {}, marks=slow),
+        pytest.param("dspark", "random", "qwen3", "mixed", 7, {}, marks=slow),
+        pytest.param("dspark", "vanilla", "llama", "mixed", 7, {}, marks=slow),
+        pytest.param("dspark", "gated", "qwen3", "mixed", 6, {}, marks=slow),
+        pytest.param("dspark", "mostly", "qwen3", "cycle", 15, CHUNKS, marks=slow),
+        pytest.param("dspark", "mostly", "qwen3", "cycle", 15, PAUSES, marks=slow),
+        pytest.param("dflash", "random", "qwen3", "mixed", 7, CHUNKS, marks=slow),
+    ],
+)
+def test_blocks_are_those_of_speculators(
+    mode: str,
+    drafter: str,
+    *,
+    family: str,
+    kind: str,
+    steps: int,
+    options: dict[str, Any],
+    tiny_models: Models,
+    run_backend: RunBackend,
+) -> None:
+    """At prefill, after rounds whose drafts were accepted in part, and after rounds that verified only some of them;
+    requests have different lengths."""
+    job = drafter_job(
+        tiny_models,
+        mode,
+        steps,
+        drafter,
+        family=family,
+        kind=kind,
+        planner="random_plans",
+        setup=RECORD,
+        **options,
+    )
+    result = run_backend(job)
+    made = compare(job, mode, drafter, result)
+    assert {one["rows"] for one in made} >= {0, 1, 2}
+    assert len({one["request"] for one in made}) == len(job.requests)
+    if drafter == "mostly":
+        partial = [a for step in result.rounds for a, rows in zip(step.accepted, step.rows, strict=True) if a < rows]
+        assert max(partial) > 1, "no round whose drafts were accepted in part"
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafter", "kind", "steps"),
+    [
+        ("dflash", "random", "mixed", 3),
+        ("dflash", "speculators", "mixed", 7),
+        ("dspark", "mostly", "cycle", 15),
+        ("dspark", "gated", "mixed", 6),
+        pytest.param("dflash", "mostly", "cycle", 15, marks=slow),
+    ],
+)
+def test_random_budgets_and_steps_keep_the_text(
+    mode: str,
+    drafter: str,
+    kind: str,
+    steps: int,
+    *,
+    tiny_models: Models,
+    run_backend: RunBackend,
+    reference: Reference,
+) -> None:
+    job = drafter_job(tiny_models, mode, steps, drafter, kind=kind, planner="random_plans")
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+    rows = {rows for step in result.rounds for rows in step.rows}
+    assert {1, 2} <= rows <= set(range(1, 2 + steps))
+
+
+@slow
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("mode", "drafter", "kind", "steps"),
+    [
+        ("dflash", "random", "mixed", 3),
+        ("dflash", "random", "mixed", 7),
+        ("dflash", "mostly", "cycle", 15),
+        ("dspark", "rnn", "mixed", 3),
+        ("dspark", "random", "mixed", 7),
+        ("dspark", "mostly", "cycle", 15),
+    ],
+)
+@pytest.mark.parametrize("planner", ["random_plans", "everything", "nothing_verified", "long_rests", None])
+def test_any_planner_with_any_drafter_keeps_the_text(
+    family: str,
+    mode: str,
+    drafter: str,
+    *,
+    kind: str,
+    steps: int,
+    planner: str | None,
+    tiny_models: Models,
+    run_backend: RunBackend,
+    reference: Reference,
+) -> None:
+    job = drafter_job(tiny_models, mode, steps, drafter, family=family, kind=kind, planner=planner)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("strategy", ["lightspec", "dspark"])
+def test_strategies_that_use_confidences_run_on_dspark(
+    strategy: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(
+        tiny_models,
+        "dspark",
+        7,
+        "mostly",
+        kind="cycle",
+        strategy=strategy,
+        requests=requests(120),
+        setup=(f"{SETUPS}:priced",),
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 120) for prompt in PROMPTS]
+    assert_dynamic(result)
+    drafted = [rows > 1 for step in result.rounds for rows in step.rows]
+    assert np.mean(drafted) > 0.5
+    assert np.mean([length for step in result.rounds for length in step.accepted]) > 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
+    mode: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    dynamic = drafter_job(tiny_models, mode, 7, "mostly", kind="cycle", planner="random_plans")
+    fixed = drafter_job(tiny_models, mode, 7, "mostly", kind="cycle", planner="everything")
+    plain = Job(dynamic.target, dynamic.requests)
+    assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
+
+
+def test_seeded_sampling_draws_the_same_with_and_without_drafts(tiny_models: Models, run_backend: RunBackend) -> None:
+    seeded = requests(sampling={"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 5})
+    drafted = drafter_job(tiny_models, "dspark", 7, "mostly", kind="cycle", planner="everything", requests=seeded)
+    alone = drafter_job(tiny_models, "dspark", 7, "mostly", kind="cycle", planner="nothing_verified", requests=seeded)
+    assert run_backend(drafted).tokens == run_backend(alone).tokens
+
+
+@pytest.mark.parametrize("mode", ["dflash", "dspark"])
+def test_accepting_every_draft_would_be_noticed(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = drafter_job(tiny_models, mode, 3, "random", planner="everything", setup=ACCEPT_ALL)
+    result = run_backend(job)
+    assert result.ranks[0].notes["overruled"] > 0
+    assert result.tokens != text(reference, job)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    leaving = Request(PROMPTS[1], max_new_tokens=60, abort_after=8)
+    job = drafter_job(
+        tiny_models,
+        mode,
+        5,
+        "mostly",
+        kind="cycle",
+        planner="random_plans",
+        **{**CHUNKS, "requests": (*CHUNKS["requests"], leaving)},
+    )
+    right = text(reference, job)
+    stop = right[2][9]
+    stopping = Request(PROMPTS[0], sampling={"stop_sequences": [[stop]]})
+    result = run_backend(dataclasses.replace(job, requests=(*job.requests[:2], stopping, leaving)))
+    again, stopped, aborted = result.outcomes[1:]
+    assert result.tokens[:2] == right[:2]
+    assert again.cached_tokens >= len(job.requests[0].prompt) - 1
+    assert list(stopped.tokens) == right[2][: right[2].index(stop) + 1]
+    assert aborted.finish_reason == "abort"
+    assert list(aborted.tokens) == right[3][: len(aborted.tokens)]
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
+    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = drafter_job(tiny_models, mode, 5, "mostly", kind="cycle", planner="random_plans", **PAUSES)
+    result = run_backend(job)
+    assert result.ranks[0].pauses > 0
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize(
+    ("mode", "family", "steps", "max_rows"),
+    [("dflash", "qwen3", 15, 64), ("dspark", "qwen3", 15, 64), pytest.param("dspark", "llama", 7, 16, marks=slow)],
+)
+def test_a_drafter_that_knows_the_target_is_accepted_whole(
+    mode: str, family: str, steps: int, max_rows: int, *, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    """From the first round on: the prefill has drafted a block. With few captured rows, batches of up to 64 are larger
+    than the buffer of captured graphs."""
+    job = drafter_job(
+        tiny_models,
+        mode,
+        steps,
+        "always",
+        family=family,
+        kind="cycle",
+        planner="everything",
+        costs=dataclasses.replace(FEW_COSTS, max_verify_rows=max_rows),
+        requests=requests(64),
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 64) for prompt in PROMPTS]
+    assert_dynamic(result)
+    for request in range(len(PROMPTS)):
+        whole = 63 // (1 + steps)
+        assert set(result.accept_lengths(request)[:whole]) == {1 + steps}
+
+
+@slow
+@pytest.mark.parametrize("mode", ["dflash", "dspark"])
+def test_two_ranks_draft_the_same(mode: str, tiny_models: Models, run_backend: RunBackend) -> None:
+    job = drafter_job(tiny_models, mode, 7, "always", kind="cycle", planner="everything", requests=requests(32), tp=2)
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 32) for prompt in PROMPTS]
+    assert result.ranks[0].rounds == result.ranks[1].rounds
+    assert 8 in result.accept_lengths(0)
+    assert_dynamic(result)
+
+
+@pytest.mark.skipif(not reference_process.is_there(), reason="LIGHTSPEC_REFERENCE_PYTHON has no speculators")
+@pytest.mark.parametrize(("mode", "drafter"), [("dflash", "random"), ("dspark", "vanilla")])
+def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_drafts_as_if_it_had_not(
+    mode: str, drafter: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(tiny_models, mode, 7, drafter, planner="long_rests", requests=requests(50), setup=RECORD)
+    result = run_backend(job)
+    assert len(result.forwards(prefill=True)) > 1, "nothing was sent back to prefill"
+    made = compare(job, mode, drafter, result)
+    assert max(one["position"] for one in made) > 40
+    assert_dynamic(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_drafting_ends_while_drafts_are_wrong_and_begins_again_once_they_are_right(
+    mode: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(
+        tiny_models,
+        mode,
+        3,
+        "always",
+        kind="cycle",
+        requests=requests(400),
+        setup=(f"{SETUPS}:priced", f"{SETUPS}:wrong_at_first"),
+        max_total_token_num=2400,
+        max_req_total_len=512,
+    )
+    result = run_backend(job)
+    assert result.tokens == [cycle_text(prompt[-1], 400) for prompt in PROMPTS]
+    wrong = [rows for step in result.rounds[50:WRONG_ROUNDS] for rows in step.rows]
+    assert wrong.count(1) > 0.8 * len(wrong), "drafting goes on"
+    right = [length for step in result.rounds[WRONG_ROUNDS : WRONG_ROUNDS + 100] for length in step.accepted]
+    assert np.mean(right[-4:]) > 3, "drafting has not begun again"
+
+
+def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:
+    job = drafter_job(
+        tiny_models,
+        "dspark",
+        7,
+        "random",
+        requests=(Request(PROMPTS[0], 4),),
+        setup=(f"{SETUPS}:small_gpu",),
+        start_args={"max_total_token_num": None, "mem_fraction": 0.9},
+    )
+    drafted = run_backend(job).ranks[0].slots.total
+    plain = run_backend(Job(job.target, job.requests, setup=job.setup, start_args=job.start_args))
+    without = plain.ranks[0].slots.total
+    cell = 2 * 4 * 2 * 16 * 4  # keys and values of 4 layers with 2 heads of 16, in 4 bytes
+    extra = 2 * 2 * 4 * 16 * 4  # of the drafter's 2 layers with 4 heads
+    layer = 64 * (8 * 16 + 2 * 4 * 16) + 64 * 128 + 3 * 64 * 96 + 2 * 64 + 2 * 16
+    heads = 2 * 128 * 24 + 64 + 24 + 1
+    weights = 2 * layer + heads + 2 * 128 * 64 + 2 * 64 + 64 * 3 * 64
+    assert without > 3000
+    assert drafted == (without * cell - 4 * weights) // (cell + extra)

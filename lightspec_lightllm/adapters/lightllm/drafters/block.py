@@ -10,7 +10,6 @@ ends. So every attention back end serves blocks as it is, without a causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheck
 from lightspec_lightllm.adapters.lightllm.drafters.draft_model import DraftLayerInfer, DraftModel, DraftWeights
 from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
 from lightspec_lightllm.adapters.lightllm.drafters.layouts import BlockSettings, Layout
-from lightspec_lightllm.adapters.lightllm.drafters.vocabulary import target_offsets
 from lightspec_lightllm.planner import DrafterKind
 
 
@@ -56,24 +54,11 @@ class BlockInferState(LlamaInferStateInfo):
 
 
 class BlockWeights(DraftWeights):
-    """With the norm of the projected states, and the vocabulary of the output layer.
-
-    Attributes:
-        to_target: int64[draft vocabulary] on the device, what to add to a drafted token; None: nothing.
-    """
+    """With the norm of the projected states."""
 
     def __init__(self, data_type: torch.dtype, layout: Layout, checkpoint: DraftCheckpoint, target: Any) -> None:
         super().__init__(data_type, layout, checkpoint, target)
         self.hidden_norm = RMSNormWeight(layout.decoder.hidden_size, "hidden_norm.weight", data_type)
-        self.to_target: torch.Tensor | None = None
-        self._vocab_size = layout.decoder.vocab_size
-        self._folder = checkpoint.folder
-
-    def load_hf_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """As LightLLM's, and the mapping of the vocabulary."""
-        super().load_hf_weights(weights)
-        offsets = target_offsets(weights, self._vocab_size, self._folder)
-        self.to_target = None if offsets is None else offsets.cuda()
 
 
 class BlockLayer(DraftLayerInfer):
@@ -259,5 +244,5 @@ class BlockDrafter:
 
     def in_target_vocabulary(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 of any shape: tokens of the output layer as the target's."""
-        offsets = self.model.pre_post_weight.to_target
-        return tokens if offsets is None else tokens + offsets[tokens]
+        in_target: torch.Tensor = self.model.pre_post_weight.in_target(tokens)
+        return in_target

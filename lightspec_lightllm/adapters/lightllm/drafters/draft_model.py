@@ -6,6 +6,7 @@ checkpoint has none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheck
 from lightspec_lightllm.adapters.lightllm.drafters.draft_kv import DraftKv
 from lightspec_lightllm.adapters.lightllm.drafters.layouts import Layout
 from lightspec_lightllm.adapters.lightllm.drafters.tensor_values import load_tensors
+from lightspec_lightllm.adapters.lightllm.drafters.vocabulary import target_offsets
 
 
 def network_config(layout: Layout) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def network_config(layout: Layout) -> dict[str, Any]:
 
 
 class DraftWeights(PreAndPostLayerWeight):
-    """Embedding, output layer, last norm, and the projection ``fc`` of captured states, which every rank has whole."""
+    """Embedding, output layer with its vocabulary, last norm, and the projection ``fc`` of captured states, which every
+    rank has whole."""
 
     def __init__(self, data_type: torch.dtype, layout: Layout, checkpoint: DraftCheckpoint, target: Any) -> None:
         super().__init__(data_type, network_config(layout))
@@ -70,6 +73,18 @@ class DraftWeights(PreAndPostLayerWeight):
             tp_rank=0,
             tp_world_size=1,
         )
+        self._vocab_size, self._folder = decoder.vocab_size, checkpoint.folder
+        self._offsets: torch.Tensor | None = None
+
+    def load_hf_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """As LightLLM's, and the mapping of the vocabulary."""
+        super().load_hf_weights(weights)
+        offsets = target_offsets(weights, self._vocab_size, self._folder)
+        self._offsets = None if offsets is None else offsets.cuda()
+
+    def in_target(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Drafted tokens, int64, as the target numbers them."""
+        return tokens if self._offsets is None else tokens + self._offsets[tokens]
 
 
 class DraftLayerWeight(LlamaTransformerLayerWeight):
@@ -156,6 +171,7 @@ class DraftModel(LlamaTpPartModel):
         super().__init__(kvargs)
         # The base class has just given the requests this model's KV; it is the target's that they own.
         self.req_manager.mem_manager = self.main_model.mem_manager
+        self.capture.take_prefilled()  # of the prefill with which the target tried out its memory
 
     @property
     def capture(self) -> HiddenCapture:

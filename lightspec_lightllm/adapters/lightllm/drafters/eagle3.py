@@ -25,7 +25,6 @@ from lightspec_lightllm.adapters.lightllm.drafters.draft_model import (
 )
 from lightspec_lightllm.adapters.lightllm.drafters.interface import LightLLMDrafter, Proposal, VerifiedRows
 from lightspec_lightllm.adapters.lightllm.drafters.layouts import Eagle3Settings, Layout
-from lightspec_lightllm.errors import ModelError
 from lightspec_lightllm.planner import DrafterKind
 
 Attend = Callable[[torch.Tensor, Any, Any], torch.Tensor]
@@ -38,11 +37,7 @@ def load(kvargs: dict[str, Any], max_draft_steps: int) -> tuple[list[Any], Light
 
 
 class Eagle3Weights(DraftWeights):
-    """With norms of the captured states, if any, and the vocabulary of the output layer.
-
-    Attributes:
-        to_target: int64[draft vocabulary] on the device, what to add to a drafted token; None: nothing.
-    """
+    """With norms of the captured states, if any."""
 
     def __init__(self, data_type: torch.dtype, layout: Layout, checkpoint: DraftCheckpoint, target: Any) -> None:
         super().__init__(data_type, layout, checkpoint, target)
@@ -50,23 +45,6 @@ class Eagle3Weights(DraftWeights):
         for name in self.norms:
             width = expected_tensors(layout)[name][0]
             setattr(self, f"norm_{name}", RMSNormWeight(width, name, data_type))
-        self.to_target: torch.Tensor | None = None
-        self._vocab_size = layout.decoder.vocab_size
-        self._folder = checkpoint.folder
-
-    def load_hf_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """As LightLLM's, and the mapping of the vocabulary."""
-        super().load_hf_weights(weights)
-        offsets = weights.get("d2t")
-        if offsets is None or not offsets.any():
-            return
-        tokens = offsets.long() + torch.arange(len(offsets))
-        if not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
-            raise ModelError(
-                f"{self._folder}: tensor d2t: expected offsets to tokens below {self._vocab_size}, got tokens "
-                f"{int(tokens.min())} to {int(tokens.max())}"
-            )
-        self.to_target = offsets.long().cuda()
 
     def normed(self, captured: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Captured states as ``fc`` wants them, all at once or each by itself."""
@@ -213,5 +191,4 @@ class Eagle3Drafter:
     def _draft(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens, int64[N] in the target's vocabulary, and their log-probabilities, float32[N]."""
         tokens, log_probs = ops.draft_scores(logits)
-        offsets = self.model.pre_post_weight.to_target
-        return (tokens if offsets is None else tokens + offsets[tokens]), log_probs
+        return self.model.pre_post_weight.in_target(tokens), log_probs

@@ -29,6 +29,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Config = Mapping[str, Any]
 
+_ROPE_SCALINGS = ("llama3", "yarn", "dynamic")
+"""Scalings of rotary positions that LightLLM's Llama decoder has and whose parameters are all in one section."""
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {
         "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
@@ -231,7 +234,12 @@ def _decoder(reader: _Reader, *, has_qk_norm: bool) -> Decoder:
     hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling not in ("default", *_ROPE_SCALINGS):
+        raise ModelError(
+            f"{reader.where}: rotary positions scaled by {scaling!r} are not supported: expected none or "
+            f"{', '.join(_ROPE_SCALINGS)}"
+        )
     return Decoder(
         hidden_size=hidden_size,
         num_layers=size("num_hidden_layers"),
@@ -243,7 +251,7 @@ def _decoder(reader: _Reader, *, has_qk_norm: bool) -> Decoder:
         norm_epsilon=reader.number("rms_norm_eps", 1e-6),
         max_positions=size("max_position_embeddings"),
         rope_theta=float(theta),
-        rope_scaling=None if plain else rope,
+        rope_scaling=None if scaling == "default" else rope,
         has_qk_norm=has_qk_norm,
         has_bias=reader.flag("attention_bias"),
     )

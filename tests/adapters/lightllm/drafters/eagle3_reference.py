@@ -1,44 +1,23 @@
 """Logits of Eagle3 drafters by ``speculators``, in a process of its own, from hidden states by transformers.
 
-Run as a module it reads one JSON object from the standard input: ``target`` and ``draft`` folders, ``points``, and
-``proposals``, each with ``text`` (tokens up to the one that a draft would follow) and ``drafts``. It answers with the
-logits of each draft. The interpreter that has ``speculators`` is named by LIGHTSPEC_REFERENCE_PYTHON.
+A question has the folders ``target`` and ``draft``, the ``points`` that are captured, and ``proposals``, each with
+``text``, the tokens up to the one that a draft would follow, and ``drafts``; the answer is the logits of each draft.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
-INTERPRETER = os.environ.get("LIGHTSPEC_REFERENCE_PYTHON", sys.executable)
-ROOT = Path(__file__).parents[4]
-
-
-def is_there() -> bool:
-    """Whether that interpreter has ``speculators``."""
-    code = "import importlib.util as u; assert u.find_spec('speculators')"
-    return subprocess.run([INTERPRETER, "-c", code], check=False, capture_output=True).returncode == 0
+from tests.adapters.lightllm.drafters import reference_process
 
 
 def logits(question: dict[str, Any]) -> list[list[list[float]]]:
     """Of every proposal, [drafts, draft vocabulary]."""
-    answer = subprocess.run(
-        [INTERPRETER, "-m", __name__],
-        cwd=ROOT,
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"},
-    )
-    if answer.returncode:
-        raise RuntimeError(f"the reference process ended with exit code {answer.returncode}: {answer.stderr[-4000:]}")
-    found: list[list[list[float]]] = json.loads(answer.stdout.splitlines()[-1])
+    found: list[list[list[float]]] = reference_process.ask(__name__, question)
     return found
 
 

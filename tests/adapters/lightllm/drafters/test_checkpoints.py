@@ -134,6 +134,10 @@ def test_a_narrower_drafter_needs_an_embedding_of_its_own(tmp_path: Path) -> Non
         ({**CONFIGS["common"], "hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({**CONFIGS["common"], "hidden_size": "wide"}, "hidden_size: expected int, got 'wide'"),
         ({**CONFIGS["common"], "intermediate_size": 0}, "intermediate_size: expected at least 1, got 0"),
+        (
+            {**CONFIGS["common"], "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "scaled by 'linear' are not supported",
+        ),
         ({**CONFIGS["common"], "norm_output": False}, "expected a norm before the output layer"),
         ({**CONFIGS["dflash"], "dflash_config": {}}, "expected the key mask_token_id"),
         ({**CONFIGS["deepspec dspark"], "markov_head_type": "lstm"}, "expected vanilla, gated or rnn"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.adapters.lightllm.conftest import RunBackend
-from tests.adapters.lightllm.drafters import eagle3_reference
+from tests.adapters.lightllm.drafters import eagle3_reference, reference_process
 from tests.adapters.lightllm.drafters.jobs import drafter_job
 from tests.adapters.lightllm.drafters.setups import WRONG_ROUNDS
 from tests.adapters.lightllm.dynamic import FEW_COSTS
@@ -72,13 +72,15 @@ def compare(job: Job, drafter: str, result: JobResult) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.skipif(not eagle3_reference.is_there(), reason="LIGHTSPEC_REFERENCE_PYTHON has no speculators")
+@pytest.mark.skipif(not reference_process.is_there(), reason="LIGHTSPEC_REFERENCE_PYTHON has no speculators")
 @pytest.mark.parametrize(
     ("drafter", "family", "kind", "steps", "options"),
     [
         ("mostly", "qwen3", "cycle", 3, {}),
         ("common", "llama", "mixed", 3, {}),
         ("deepspec", "qwen3", "mixed", 7, {}),
+        ("normed-each", "llama", "mixed", 3, {}),
+        ("normed-all", "qwen3", "mixed", 3, {}),
         pytest.param("random", "qwen3", "mixed", 7, {}, marks=pytest.mark.slow),
         pytest.param("mostly", "llama", "cycle", 7, CHUNKS, marks=pytest.mark.slow),
         pytest.param("mostly", "qwen3", "cycle", 5, PAUSES, marks=pytest.mark.slow),

@@ -72,6 +72,19 @@ def speculators(kind: Kind, seed: int = 21) -> tuple[dict[str, Any], Weights]:
     return config, weights
 
 
+def normed(which: Literal["each", "all"], seed: int = 24) -> tuple[dict[str, Any], Weights]:
+    """A random drafter of ``speculators`` with optional norms: of each captured state and of what goes into the next
+    step, or of all captured states at once and of the residual."""
+    random = torch.Generator().manual_seed(seed)
+    config, weights = speculators("random", seed)
+    flags = ("fc_norm", "norm_output") if which == "each" else ("norm_before_fc", "norm_before_residual")
+    names = [f"fc_norm.{point}.weight" for point in range(len(POINTS))] if which == "each" else ["input_norm.weight"]
+    width = len(POINTS) * HIDDEN // len(names)
+    weights |= {name: 1 + 0.3 * torch.randn(width, generator=random) for name in names}
+    weights["norm.weight"] = 1 + 0.3 * torch.randn(HIDDEN, generator=random)
+    return {**config, **dict.fromkeys(flags, True)}, weights
+
+
 def common(seed: int = 22) -> tuple[dict[str, Any], Weights]:
     """As Eagle3's authors and SpecForge write it: a Llama layer, half of the vocabulary."""
     random = torch.Generator().manual_seed(seed)

@@ -31,7 +31,7 @@ def head_norms(
     *, Q_ptr: Tensor, WQ_ptr: Tensor, K_ptr: Tensor, WK_ptr: Tensor, eps: float, head_dim: int, **_: Any
 ) -> None:
     for x, weight in ((Q_ptr, WQ_ptr), (K_ptr, WK_ptr)):
-        heads = x.unflatten(1, (-1, head_dim)).float()
+        heads = x.view(len(x), -1, head_dim).float()
         x.copy_((heads / torch.sqrt(heads.square().mean(-1, keepdim=True) + eps) * weight).flatten(1))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def record(rank: Rank) -> None:
     """Notes "proposals": for each block, the request's index in the job, the position of its anchor, rows that the
     request had in the round (0 for a prefill), K tokens and their log-probabilities, and logits [K, draft
-    vocabulary]."""
+    vocabulary]. Blocks that nobody verifies are left out."""
     from lightllm.server.router.model_infer.infer_batch import g_infer_context
 
     from lightspec_lightllm import ops
@@ -42,7 +42,8 @@ def record(rank: Rank) -> None:
         holders = {req.req_idx: req.req_id // IDS_PER_REQUEST - 1 for req in running}
         complete = target.b_prefill_has_output_cpu or [True] * len(anchors)
         for place, request in enumerate(req_idx.tolist()):
-            if complete[place]:  # else the next token is the prompt's, not the anchor
+            # Behind a chunk stands a token of the prompt; blocks of requests that must be prefilled again are not used.
+            if complete[place] and (target.is_prefill or rank.backend.requests.cold_from[request] < 0):
                 proposals.append(
                     {
                         "request": holders[request],

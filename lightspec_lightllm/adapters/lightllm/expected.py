@@ -39,6 +39,7 @@ EXPECTED: tuple[Expectation, ...] = (
     Expectation(f"{_ROUTER}.dynamic_prompt.shared_arr:SharedArray.__init__", "(self, name, shape, dtype)"),
     Expectation(f"{_MODEL_INFER}.infer_batch:g_infer_context"),
     Expectation(f"{_MODEL_INFER}.infer_batch:InferenceContext.get_overlap_stream", "(self)"),
+    Expectation(f"{_MODEL_INFER}.infer_batch:InferenceContext.get_can_alloc_token_num", "(self)"),
     Expectation(f"{_MODEL_INFER}.infer_batch:InferReq.get_cur_total_len", "(self)"),
     Expectation(f"{_MODEL_INFER}.infer_batch:InferReq.get_chuncked_input_token_len", "(self)"),
     Expectation(f"{_MODEL_INFER}.infer_batch:InferReq.update_mtp_accepted_token_num", "(self, accept_token_num)"),
@@ -87,7 +88,7 @@ EXPECTED: tuple[Expectation, ...] = (
         fields=(
             "batch_size", "total_token_num", "max_q_seq_len", "max_kv_seq_len", "input_ids", "b_req_idx",
             "b_mtp_index", "b_seq_len", "mem_indexes", "mem_indexes_cpu", "is_prefill", "b_position_delta",
-            "multimodal_params", "mtp_draft_input_hiddens",
+            "multimodal_params", "mtp_draft_input_hiddens", "b_ready_cache_len", "b_prefill_has_output_cpu",
         ),
     ),
     Expectation(f"{_MODEL}.batch_objs:ModelOutput", fields=("logits", "mtp_main_output_hiddens")),

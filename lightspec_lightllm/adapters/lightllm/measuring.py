@@ -87,7 +87,7 @@ class Times:
 
     Attributes:
         target: float[C, R], sampling included, each row a request.
-        draft: float[C, D], the drafts' arg-max included; the mean over the models of a drafter that has several.
+        draft: float[C, D], reading the drafts included; the mean over the models of a drafter that has several.
         shared: float[S], as ``target`` at the last context, with 1 + K rows per request.
     """
 
@@ -199,7 +199,8 @@ class Measurement:
 
     def _draft(self, model: Any, rows: int, context: int, held: torch.Tensor) -> Callable[[], object]:
         model_input = self._input(model, rows, context, held, 1)
-        return lambda: ops.draft_scores(model.forward(model_input).logits)
+        score = getattr(model, "scored", _drafts)
+        return lambda: score(model.forward(model_input))
 
     def _input(self, model: Any, rows: int, context: int, held: torch.Tensor, per_request: int) -> Any:
         from lightllm.common.basemodel.batch_objs import ModelInput
@@ -237,6 +238,11 @@ class Measurement:
         marks[-1].record()
         torch.cuda.synchronize()
         return float(statistics.median(begun.elapsed_time(ended) for begun, ended in itertools.pairwise(marks)))
+
+
+def _drafts(output: Any) -> object:
+    """What a round does with a drafter's output, unless its model says otherwise."""
+    return ops.draft_scores(output.logits)
 
 
 def _clock(run: Callable[[], object]) -> float:

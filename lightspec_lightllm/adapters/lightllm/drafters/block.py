@@ -21,6 +21,7 @@ from lightllm.common.basemodel.triton_kernel.norm.qk_norm import qk_rmsnorm_forw
 from lightllm.models.llama.infer_struct import LlamaInferStateInfo
 from lightllm.models.llama.triton_kernel.rotary_emb import rotary_emb_fwd
 
+from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheckpoint
 from lightspec_lightllm.adapters.lightllm.drafters.draft_model import DraftLayerInfer, DraftModel, DraftWeights
 from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
@@ -87,7 +88,7 @@ class Context:
 
 
 class BlockModel(DraftModel):
-    """A backbone and its output layer.
+    """A backbone and its output layer. A subclass reads tokens off the output.
 
     Args:
         kvargs: of `DraftModel`, and ``max_draft_steps``.
@@ -173,6 +174,25 @@ class BlockModel(DraftModel):
             multimodal_params=target.multimodal_params[:1] * (num_requests * rows),
         )
 
+    def read(self, output: ModelOutput, anchors: torch.Tensor) -> Proposal:
+        """All K drafts of N blocks.
+
+        Args:
+            output: of N * rows rows.
+            anchors: int64[N].
+        """
+        raise NotImplementedError
+
+    def scored(self, output: ModelOutput) -> object:
+        """What a round does with an output of any number of rows, for measurements. Rows past whole blocks are left
+        out, those of less than one count as one row each."""
+        num_blocks = len(output.logits) // self.block_rows
+        if not num_blocks:
+            return ops.draft_scores(output.logits)
+        rows = num_blocks * self.block_rows
+        blocks = ModelOutput(output.logits[:rows], mtp_main_output_hiddens=output.mtp_main_output_hiddens[:rows])
+        return self.read(blocks, torch.zeros(num_blocks, dtype=torch.int64, device=output.logits.device))
+
     def _gen_special_model_input(self, token_num: int) -> dict[str, Any]:
         """Blocks read token ids alone."""
         del token_num
@@ -180,7 +200,7 @@ class BlockModel(DraftModel):
 
 
 class BlockDrafter:
-    """Takes in what was verified, then drafts whole blocks. A subclass reads tokens off the output."""
+    """Takes in what was verified, then drafts whole blocks."""
 
     kind: DrafterKind = "block"
     has_kv = True
@@ -231,18 +251,5 @@ class BlockDrafter:
         req_idx: torch.Tensor,
         slots: torch.Tensor,
     ) -> Proposal:
-        return self.read(self.model.forward(self.model.block_input(target, anchors, context, req_idx, slots)), anchors)
-
-    def read(self, output: ModelOutput, anchors: torch.Tensor) -> Proposal:
-        """All K drafts of N blocks.
-
-        Args:
-            output: of N * rows rows.
-            anchors: int64[N].
-        """
-        raise NotImplementedError
-
-    def in_target_vocabulary(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 of any shape: tokens of the output layer as the target's."""
-        in_target: torch.Tensor = self.model.pre_post_weight.in_target(tokens)
-        return in_target
+        block = self.model.block_input(target, anchors, context, req_idx, slots)
+        return self.model.read(self.model.forward(block), anchors)

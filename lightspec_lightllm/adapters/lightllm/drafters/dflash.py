@@ -14,16 +14,16 @@ from lightspec_lightllm.adapters.lightllm.drafters.interface import LightLLMDraf
 
 def load(kvargs: dict[str, Any], max_draft_steps: int) -> tuple[list[Any], LightLLMDrafter]:
     """The model, as LightLLM keeps it, and the drafter. ``kvargs``: of `DraftModel`."""
-    model = BlockModel({**kvargs, "max_draft_steps": max_draft_steps})
-    return [model], DFlashDrafter(model, max_draft_steps)
+    model = DFlashModel({**kvargs, "max_draft_steps": max_draft_steps})
+    return [model], BlockDrafter(model, max_draft_steps)
 
 
-class DFlashDrafter(BlockDrafter):
+class DFlashModel(BlockModel):
     """A draft's confidence is its own probability."""
 
     def read(self, output: ModelOutput, anchors: torch.Tensor) -> Proposal:
-        """See `BlockDrafter`."""
+        """See `BlockModel`."""
         tokens, log_probs = ops.draft_scores(output.logits)
-        shape, skipped = (len(anchors), self.model.block_rows), self.model.skipped
-        tokens = self.in_target_vocabulary(tokens)
-        return Proposal(tokens.view(shape)[:, skipped:], log_probs.view(shape)[:, skipped:])
+        shape = (len(anchors), self.block_rows)
+        tokens = self.pre_post_weight.in_target(tokens)
+        return Proposal(tokens.view(shape)[:, self.skipped :], log_probs.view(shape)[:, self.skipped :])

@@ -27,7 +27,7 @@ HEADS = ("markov_head.", "confidence_head.")
 def load(kvargs: dict[str, Any], max_draft_steps: int) -> tuple[list[Any], LightLLMDrafter]:
     """The model, as LightLLM keeps it, and the drafter. ``kvargs``: of `DraftModel`."""
     model = DSparkModel({**kvargs, "max_draft_steps": max_draft_steps})
-    return [model], DSparkDrafter(model, max_draft_steps)
+    return [model], BlockDrafter(model, max_draft_steps)
 
 
 class DSparkWeights(BlockWeights):
@@ -39,14 +39,6 @@ class DSparkWeights(BlockWeights):
         self.heads = {
             name: value.to(self.data_type_).cuda() for name, value in weights.items() if name.startswith(HEADS)
         }
-
-
-class DSparkModel(BlockModel):
-    """A backbone with heads."""
-
-    def make_weights(self) -> DSparkWeights:
-        """See `DraftModel`."""
-        return DSparkWeights(self.data_type, self.layout, self.checkpoint, self.main_model)
 
 
 class MarkovHead:
@@ -87,22 +79,27 @@ class MarkovHead:
         return linear(torch.cat(inputs, dim=1), self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"])
 
 
-class DSparkDrafter(BlockDrafter):
+class DSparkModel(BlockModel):
     """A draft's confidence is what the confidence head says, or without one its own probability."""
 
-    def __init__(self, model: DSparkModel, max_draft_steps: int) -> None:
-        super().__init__(model, max_draft_steps)
-        self._heads: dict[str, torch.Tensor] = model.pre_post_weight.heads
-        self._markov = MarkovHead(self._heads, model.settings) if model.settings.markov_rank else None
+    def make_weights(self) -> DSparkWeights:
+        """See `DraftModel`."""
+        return DSparkWeights(self.data_type, self.layout, self.checkpoint, self.main_model)
+
+    def load_weights(self, weight_dict: dict[str, torch.Tensor] | None) -> None:
+        """See `DraftModel`."""
+        super().load_weights(weight_dict)
+        self._heads: dict[str, torch.Tensor] = self.pre_post_weight.heads
+        self._markov = MarkovHead(self._heads, self.settings) if self.settings.markov_rank else None
 
     def read(self, output: ModelOutput, anchors: torch.Tensor) -> Proposal:
-        """See `BlockDrafter`."""
-        num_blocks, rows = len(anchors), self.model.block_rows
+        """See `BlockModel`."""
+        num_blocks, rows = len(anchors), self.block_rows
         logits = output.logits.view(num_blocks, rows, -1)
-        hidden = self.model.normed(output.mtp_main_output_hiddens).view(num_blocks, rows, -1)
+        hidden = self.normed(output.mtp_main_output_hiddens).view(num_blocks, rows, -1)
         before, drafts, log_probs = self._take_turns(logits, hidden, anchors)
-        if self.model.settings.has_confidence:
-            log_probs = self._confidence(hidden[:, self.model.skipped :], before)
+        if self.settings.has_confidence:
+            log_probs = self._confidence(hidden[:, self.skipped :], before)
         return Proposal(drafts, log_probs)
 
     def _take_turns(
@@ -112,7 +109,7 @@ class DSparkDrafter(BlockDrafter):
 
         A row that drafts nothing has the anchor before it, and so has the next one.
         """
-        markov, skipped = self._markov, self.model.skipped
+        markov, skipped = self._markov, self.skipped
         state = markov.first_state(len(anchors)) if markov is not None else None
         before, drafts, log_probs = [], [], []
         token = anchors
@@ -125,14 +122,14 @@ class DSparkDrafter(BlockDrafter):
                 continue
             before.append(token)
             token, log_prob = ops.draft_scores(row_logits)
-            token = self.in_target_vocabulary(token)
+            token = self.pre_post_weight.in_target(token)
             drafts.append(token)
             log_probs.append(log_prob)
         return torch.stack(before, dim=1), torch.stack(drafts, dim=1), torch.stack(log_probs, dim=1)
 
     def _confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """float32[N, K]: log-probabilities of being accepted, from normed states and the tokens before."""
-        if self.model.settings.confidence_reads_markov:
+        if self.settings.confidence_reads_markov:
             assert self._markov is not None  # noqa: S101 - checked with the checkpoint
             hidden = torch.cat((hidden, self._markov.embed(before)), dim=2)
         log_odds = linear(hidden, self._heads["confidence_head.proj.weight"], self._heads["confidence_head.proj.bias"])

@@ -372,6 +372,8 @@ def _heads(reader: _Reader, *, block_size: int, drafts_from_anchor: bool) -> Blo
     rank, head = reader.need("markov_rank", int, 0), reader.need("markov_head_type", str, "vanilla")
     if head not in ("vanilla", "gated", "rnn"):
         raise reader.refuse("markov_head_type", "expected vanilla, gated or rnn")
+    if reader.flag("enable_confidence_head") and reader.flag("confidence_head_with_markov") and not rank:
+        raise reader.refuse("confidence_head_with_markov", "expected a Markov head, markov_rank is 0")
     return BlockSettings(
         block_size=block_size,
         mask_token_id=reader.need("mask_token_id", int),

@@ -70,7 +70,7 @@ def compare(job: Job, mode: str, drafter: str, result: JobResult) -> list[dict[s
         pytest.param("dspark", "vanilla", "llama", "mixed", 7, {}, marks=slow),
         pytest.param("dspark", "gated", "qwen3", "mixed", 6, {}, marks=slow),
         pytest.param("dspark", "mostly", "qwen3", "cycle", 15, CHUNKS, marks=slow),
-        pytest.param("dspark", "mostly", "qwen3", "cycle", 15, PAUSES, marks=slow),
+        pytest.param("dspark", "random", "qwen3", "mixed", 7, PAUSES, marks=slow),
         pytest.param("dflash", "random", "qwen3", "mixed", 7, CHUNKS, marks=slow),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -93,10 +94,17 @@ def _checked(plan: Plan, view: BatchView, max_draft_steps: int) -> Plan:
         raise PlanError(f"verify rows: expected {num_requests}..{most}, the planner gave {plan.verify_rows}")
     if not 0 <= plan.draft_steps <= max_draft_steps:
         raise PlanError(f"draft steps: expected 0..{max_draft_steps}, the planner gave {plan.draft_steps}")
+    if plan.num_requests not in (0, num_requests):
+        raise PlanError(f"num_requests: expected {num_requests}, the planner gave {plan.num_requests}")
     if plan.survival is not None:
         expected = (num_requests, max_draft_steps)
         if plan.survival.shape != expected:
             raise PlanError(f"survival: expected shape {expected}, the planner gave {plan.survival.shape}")
         if not np.isfinite(plan.survival).all():
             raise PlanError("survival: expected finite numbers, the planner gave others")
-    return plan
+    if type(plan.verify_rows) is int and type(plan.draft_steps) is int and plan.num_requests == num_requests:
+        return plan
+    # A planner of one's own may leave the batch's size out, and calculate in numpy.
+    return replace(
+        plan, verify_rows=int(plan.verify_rows), draft_steps=int(plan.draft_steps), num_requests=num_requests
+    )

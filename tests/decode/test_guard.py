@@ -76,6 +76,7 @@ IMPOSSIBLE: dict[str, Any] = {
     "steps as a float": Plan(3, 2.0, 2),  # type: ignore[arg-type]  # on purpose
     "steps as text": Plan(3, "2", 2),  # type: ignore[arg-type]  # on purpose
     "steps as a truth value": Plan(3, True, 2),
+    "the size of another batch": Plan(3, 2, 3),
     "survival NaN": Plan(3, 2, 2, survival=UNSURE),
     "survival infinite": Plan(3, 2, 2, survival=BOUNDLESS),
     "survival of one request": Plan(3, 2, 2, survival=UNSURE[:1]),
@@ -94,13 +95,21 @@ def test_an_impossible_plan_becomes_fixed_steps_that_verify_all(name: str) -> No
 
 @pytest.mark.parametrize(
     "plan",
-    [Plan(2, 0, 2), Plan(6, STEPS, 2), Plan(np.int64(4), np.int32(3), 2), Plan(3, 1, 2, survival=np.zeros((2, STEPS)))],
-    ids=["least", "most", "numpy", "hopeless"],
+    [Plan(2, 0, 2), Plan(6, STEPS, 2), Plan(3, 1, 2, survival=np.zeros((2, STEPS)))],
+    ids=["least", "most", "hopeless"],
 )
 def test_a_possible_plan_is_handed_on_as_it_is(plan: Plan) -> None:
     found, counters = guarded(plan)
     assert found is plan
     assert counters.fallback is None
+
+
+@pytest.mark.parametrize("plan", [Plan(np.int64(4), np.int32(3), 2), Plan(4, 3)], ids=["numpy", "no size"])
+def test_hosts_are_given_plain_numbers_and_the_size_of_the_batch(plan: Plan) -> None:
+    found, counters = guarded(plan)
+    assert counters.fallback is None
+    assert (found.verify_rows, found.draft_steps, found.num_requests) == (4, 3, 2)
+    assert type(found.verify_rows) is type(found.draft_steps) is int
 
 
 def test_the_fallback_s_steps_are_no_more_than_the_drafter_makes() -> None:

@@ -80,8 +80,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("use_reward_model", (False,), "its backend replaces the one that plans, and nothing is decoded"),
     Refusal(
         "penalty_counter_mode",
-        ("gpu_counter", "pin_mem_counter"),
-        "it counts tokens per row on the CPU, which does not know the rows of a planned round",
+        ("gpu_counter",),
+        "it counts tokens in the CPU's memory, which does not know the rows of a planned round",
     ),
 )
 

@@ -28,14 +28,16 @@ def own_attention_backends() -> Iterator[None]:
 
 
 class _OwnInstances(dict[type, Any]):
-    """Holds what was put in last, and admits to nothing."""
+    """One object per class and model: admits to what it holds only while the model that it is for is being built."""
 
     def __init__(self, shared: dict[type, Any]) -> None:
         super().__init__()
         self._shared = shared
 
     def __contains__(self, kind: object) -> bool:
-        return False
+        instance = self.get(kind)  # type: ignore[call-overload] # as LightLLM asks, with a class
+        # A model looks for its back ends before it captures graphs, and sets this attribute when it does.
+        return instance is not None and not hasattr(getattr(instance, "model", None), "graph")
 
     def __setitem__(self, kind: type, instance: Any) -> None:
         page_tables = getattr(self._shared.get(kind), PAGE_TABLES, None)

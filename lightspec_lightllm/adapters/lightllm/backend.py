@@ -42,6 +42,7 @@ from lightspec_lightllm.adapters.lightllm.launched import (
     LaunchedRound,
     ReservedSlots,
     TargetRound,
+    compile_operations,
     probabilities,
 )
 from lightspec_lightllm.adapters.lightllm.metrics import open_reporter
@@ -139,6 +140,7 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         self.rewarm_tokens = 0
         self._num_rounds = 0
         self._prefill_reqs: list[Any] = []
+        compile_operations(self.scores, self.model.vocab_size)
         self.planner = self._open_planner()
 
     def _open_planner(self) -> RoundPlanner:
@@ -146,10 +148,12 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         table = why_fixed = None
         try:
             table = costs.load_or_measure(self, self.config, kind)
-        except LightspecError as error:
+        except (LightspecError, RuntimeError) as error:  # torch and CUDA raise RuntimeErrors, out of memory among them
             why_fixed = str(error)
             logger.error("no cost table, serving with fixed draft steps: %s", error)  # noqa: TRY400 - it says all
-        planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind)
+            torch.cuda.empty_cache()
+        max_rows = int(self.model.graph_max_batch_size)
+        planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind, max_rows)
         reporter = open_reporter(self, table) if self.is_master_in_dp else None
         return RoundPlanner(planner, reporter, timed=timed, why_fixed=why_fixed)
 
@@ -161,7 +165,7 @@ class DynamicMtpMixin(DynamicPrefillMixin):
 
     def decode_mtp(self, event_pack: Any, decode_reqs: list[Any]) -> None:
         """One round; see the module."""
-        self._admit(decode_reqs)
+        self._admit(decode_reqs)  # a request whose whole prompt was cached comes here without a prefill
         reqs = self._rewarm(decode_reqs)
         if not reqs:
             self.planner.interrupt()
@@ -180,13 +184,6 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         launched.done.synchronize()
         self._commit(launched, committed, update_packs)
         event_pack.notify_pre_post_handle()
-
-    def _admit(self, reqs: list[Any]) -> None:
-        """Requests whose whole prompt was cached come here without a prefill."""
-        new = self.requests.admit(reqs)
-        if new:
-            with torch.cuda.stream(g_infer_context.get_overlap_stream()):
-                self.sampler.admit(new)
 
     def _launch(self, batch: DecodeBatch) -> LaunchedRound:
         """Put a whole round on the device's queue."""
@@ -210,7 +207,9 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         """Token slots for the rows of the plan and for the draft chain that follows."""
         plan = planned.plan
         self._skips = 0 if plan.draft_steps else self._skips + 1
-        drafts = plan.draft_steps > 0 or (self.drafter.has_kv and self._skips <= FILLED_SKIPS)
+        # A linear-attention target cannot be prefilled again from the middle of a text, so its drafter never rests.
+        fills = self.drafter.has_kv and (self.is_linear_att_mixed_model or self._skips <= FILLED_SKIPS)
+        drafts = plan.draft_steps > 0 or fills
         num_chain = self.drafter.num_chain_slots(plan.num_requests, plan.draft_steps) if drafts else 0
         needed = plan.verify_rows + num_chain
         if g_infer_context.radix_cache is not None:

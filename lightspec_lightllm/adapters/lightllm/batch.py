@@ -100,6 +100,10 @@ class RequestTable:
         """Whether the drafter's KV of a request has a hole."""
         return bool(self.cold_from[req.req_idx] >= 0)
 
+    def hole_start(self, req: Any) -> int:
+        """The first position of a cold request's hole that is its own: what is before is the prefix tree's."""
+        return max(int(self.cold_from[req.req_idx]), int(req.get_radix_cache_shared_len()))
+
     def mark_cold(self, batch: DecodeBatch) -> None:
         """The drafter is not run for this batch: from here on its KV cache has a hole, so what it would propose for
         these requests is worth nothing until they are prefilled again (see `DynamicMtpMixin._rewarm`)."""

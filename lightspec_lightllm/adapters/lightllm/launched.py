@@ -11,6 +11,7 @@ import torch
 from lightllm.common.basemodel.batch_objs import ModelInput
 from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
+from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch
 from lightspec_lightllm.adapters.lightllm.planning import PlannedRound
 from lightspec_lightllm.adapters.lightllm.sampling import SampledRows
@@ -29,10 +30,12 @@ class DeviceBatch:
     def upload(cls, batch: DecodeBatch) -> DeviceBatch:
         """In one copy, on the current stream."""
         num_requests = len(batch.reqs)
-        pinned = g_pin_mem_manager.alloc_pin_tensor("lightspec_batch", 4 * num_requests, torch.int32)
-        table = pinned.numpy().reshape(4, num_requests)
+        # Kernels are compiled for aligned and for other addresses: all columns begin at a multiple of 16 bytes.
+        stride = -(-num_requests // 4) * 4
+        pinned = g_pin_mem_manager.alloc_pin_tensor("lightspec_batch", 4 * stride, torch.int32)
+        table = pinned.numpy().reshape(4, stride)[:, :num_requests]
         table[0], table[1], table[2], table[3] = batch.req_idx, batch.seq_len, batch.drafts, batch.position_delta
-        return cls(*pinned.cuda(non_blocking=True).view(4, num_requests).unbind(0))
+        return cls(*pinned.cuda(non_blocking=True).view(4, stride)[:, :num_requests].unbind(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +99,22 @@ class LaunchedRound:
     confidence: torch.Tensor | None
     verified: Any
     done: Any
+
+
+def compile_operations(scores: torch.Tensor, vocab_size: int) -> None:
+    """Run the operations of a round once at every size that they are compiled for, so that no request waits for it.
+
+    Args:
+        scores: float32[R, 16], as rows are selected by; R - 1 requests at most.
+    """
+    most = scores.shape[0] - 1
+    for num_requests in sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}):
+        one = torch.ones(num_requests, dtype=torch.int32, device="cuda")
+        rows = ops.select_rows(torch.zeros_like(one), one, one, scores, 2 * num_requests)
+        ops.accepted_last_row(rows.start_loc, one)
+    noise = torch.ones((1, vocab_size), dtype=torch.float32, device="cuda")
+    ops.exponential_noise(torch.zeros(1, dtype=torch.int64, device="cuda"), one[:1].long(), vocab_size, noise)
+    ops.mask_invalid_tokens(noise, torch.zeros_like(one[:1]), torch.full((1, 1), -1, dtype=torch.int32, device="cuda"))
 
 
 def probabilities(confidence: npt.NDArray[np.float32], batch: DecodeBatch) -> npt.NDArray[np.float64]:

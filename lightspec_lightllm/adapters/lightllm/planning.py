@@ -170,8 +170,8 @@ def open_planner(config: LightLLMConfig, costs: CostModel, kind: DrafterKind) ->
     )
 
 
-def fixed_planner(max_draft_steps: int, kind: DrafterKind) -> Planner:
-    """Fixed steps without a cost table, for a server whose table cannot be had."""
+def fixed_planner(max_draft_steps: int, kind: DrafterKind, max_rows: int) -> Planner:
+    """Fixed steps without a cost table, for a server whose table cannot be had; at most ``max_rows`` rows a round."""
     steps = max_draft_steps if kind in ("chained", "block") else min(FALLBACK_STEPS, max_draft_steps)
-    flat = CostModel.from_tables({1: 1.0})
+    flat = CostModel.from_tables({1: 1.0}, max_rows=max_rows)
     return make_planner("fixed", flat, max_draft_steps=max_draft_steps, drafter=kind, steps=steps)

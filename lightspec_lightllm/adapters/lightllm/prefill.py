@@ -56,7 +56,16 @@ class DynamicPrefillMixin:
         """As LightLLM's; what it samples and drafts goes through the overridden parts below."""
         self.planner.interrupt()
         self._prefill_reqs = prefill_reqs
+        self._admit(prefill_reqs)
         super().prefill_mtp(event_pack, prefill_reqs)  # type: ignore[misc]
+
+    def _admit(self, reqs: list[Any]) -> None:
+        """Take note of requests seen for the first time, before their first forward is on the device's queue."""
+        new = self.requests.admit(reqs)
+        if new:
+            self.planner.interrupt()  # the device may have waited for them
+            with torch.cuda.stream(g_infer_context.get_overlap_stream()):
+                self.sampler.admit(new)
 
     def _sample_and_scatter_token(  # noqa: PLR0917 - LightLLM's signature
         self,
@@ -71,7 +80,6 @@ class DynamicPrefillMixin:
         """LightLLM's, with the plugin's sampler: a prefill draws as decoding would at the same position."""
         if mask_func is not None:
             raise HostError("output constraints are not supported with --dynamic_mtp; start the server without them")
-        self.sampler.admit(self.requests.admit(run_reqs))
         lengths = [req.get_cur_total_len() for req in run_reqs]
         seq_len = g_pin_mem_manager.gen_from_list("lightspec_seq_len", lengths, torch.int32).cuda(non_blocking=True)
         requests = np.array([req.req_idx for req in run_reqs], dtype=np.int32)
@@ -127,7 +135,8 @@ class DynamicPrefillMixin:
         """Where drafts are wanted again, send requests that the drafter lost sight of back to prefill.
 
         Their KV is given up from where the drafter's ends; LightLLM then prefills that part, target and drafter, as it
-        does for a request that resumes: the shortest parts first, one chunk of prefill per round.
+        does for a request that resumes: the shortest parts first, one chunk of prefill per round. What the prefix tree
+        owns is not a request's to give up: a hole that a resumed request shares with the tree stays.
 
         Returns:
             The requests that decode in this round.
@@ -136,8 +145,11 @@ class DynamicPrefillMixin:
         sent: set[int] = set()
         if not room:
             return reqs
-        holes = [(req.cur_kv_len - int(table.cold_from[req.req_idx]), req) for req in reqs if table.is_cold(req)]
+        holes = [(req.cur_kv_len - table.hole_start(req), req) for req in reqs if table.is_cold(req)]
         for hole, req in sorted(holes, key=lambda pair: pair[0]):
+            if hole <= 0:
+                table.cold_from[req.req_idx] = -1
+                continue
             if hole > room and sent:
                 break
             room -= hole

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightllm.common.basemodel.triton_kernel.post_process.apply_penalty_gpu_cache import apply_penalty_gpu_cache
+from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 
 from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm.batch import Int32Array
@@ -87,30 +88,37 @@ class RowSampler:
         self._flags = {name: np.zeros(num_rows, dtype=bool) for name in _FLAGS}
 
     def admit(self, reqs: Sequence[Any]) -> None:
-        """Put the parameters of new requests where rows find them."""
+        """Put the parameters of new requests where rows find them. Nothing waits for the device."""
         if not reqs:
             return
         params = [req.sampling_param.shm_param for req in reqs]
         decay = [param.exponential_decay_length_penalty.to_tuple() for param in params]
         banned = [list(req.sampling_param.invalid_token_ids) for req in reqs]
-        at = torch.tensor([req.req_idx for req in reqs], dtype=torch.int64, device="cuda")
 
-        def put(table: torch.Tensor, values: list[Any]) -> None:
-            table[at] = torch.tensor(values, dtype=table.dtype, device="cuda")
+        def send(name: str, values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+            pinned = g_pin_mem_manager.gen_from_list(f"lightspec_{name}", values, dtype)
+            return cast(torch.Tensor, pinned.cuda(non_blocking=True))
 
-        put(self._temperature, [param.temperature for param in params])
-        put(self._top_p, [param.top_p for param in params])
-        put(self._top_k, [param.top_k for param in params])
-        put(self._input_len, [req.shm_req.input_len for req in reqs])
-        put(self._min_output, [param.min_new_tokens for param in params])
-        put(self._penalty_start, [start for start, _ in decay])
-        put(self._seed, [param.seed for param in params])
+        at = send("req_idx", [req.req_idx for req in reqs], torch.int64)
+
+        def put(name: str, table: torch.Tensor, values: list[Any]) -> None:
+            table[at] = send(name, values, table.dtype)
+
+        put("temperature", self._temperature, [param.temperature for param in params])
+        put("top_p", self._top_p, [param.top_p for param in params])
+        put("top_k", self._top_k, [param.top_k for param in params])
+        put("input_len", self._input_len, [req.shm_req.input_len for req in reqs])
+        put("min_output", self._min_output, [param.min_new_tokens for param in params])
+        put("penalty_start", self._penalty_start, [start for start, _ in decay])
+        put("seed", self._seed, [param.seed for param in params])
         width = max(map(len, banned))
         if width > self._banned.shape[1]:
             grown = torch.full((len(self._banned), width), -1, dtype=torch.int32, device="cuda")
             grown[:, : self._banned.shape[1]] = self._banned
             self._banned = grown
-        put(self._banned, [ids + [-1] * (self._banned.shape[1] - len(ids)) for ids in banned])
+        width = self._banned.shape[1]
+        padded = [token for ids in banned for token in (*ids, *[-1] * (width - len(ids)))]
+        self._banned[at] = send("banned", padded, torch.int32).view(-1, width)
 
         for req, param, (_, factor), ids in zip(reqs, params, decay, banned, strict=True):
             told = {

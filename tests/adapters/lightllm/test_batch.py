@@ -20,7 +20,11 @@ class FakeReq:
     input_len: int = 10
     cur_output_len: int = 1
     max_new_tokens: int = 100
+    shared: int = 0
     multimodal_params: dict[str, Any] = field(default_factory=lambda: {"images": [], "audios": []})
+
+    def get_radix_cache_shared_len(self) -> int:
+        return self.shared
 
     @property
     def shm_req(self) -> SimpleNamespace:
@@ -93,3 +97,13 @@ def test_pictures_move_the_positions_of_the_tokens_behind_them() -> None:
     req = FakeReq(1, 0, multimodal_params={"images": images, "audios": []})
     table.admit([req])
     assert table.collect([req]).position_delta.tolist() == [-40]
+
+
+def test_a_hole_that_lies_in_the_prefix_tree_is_not_the_requests_own() -> None:
+    table = RequestTable(1)
+    req = FakeReq(1, 0, input_len=5)
+    table.admit([req])
+    table.mark_cold(table.collect([req]))
+    assert table.hole_start(req) == 5
+    req.shared = 9
+    assert table.hole_start(req) == 9

@@ -122,9 +122,10 @@ def test_a_planner_that_fails_leaves_fixed_steps_and_says_why_once(caplog: pytes
 
 
 def test_a_server_without_a_cost_table_runs_fixed_steps_that_the_drafter_can_make() -> None:
-    assert fixed_planner(7, "serial").plan(batch([3]).view).draft_steps == 3
-    assert fixed_planner(7, "chained").plan(batch([7]).view).draft_steps == 7
-    planner = RoundPlanner(fixed_planner(7, "serial"), None, timed=True, why_fixed="no table")
+    assert fixed_planner(7, "serial", 64).plan(batch([3]).view).draft_steps == 3
+    assert fixed_planner(7, "chained", 64).plan(batch([7]).view).draft_steps == 7
+    assert fixed_planner(7, "serial", 5).plan(batch([3, 3, 3]).view).verify_rows == 5
+    planner = RoundPlanner(fixed_planner(7, "serial", 64), None, timed=True, why_fixed="no table")
     assert planner.counters.fallback == "no table"
     assert run(planner, [3]).plan.draft_steps == 3
 

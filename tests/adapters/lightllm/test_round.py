@@ -154,6 +154,26 @@ def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
     assert_dynamic(result)
 
 
+def test_a_drafter_that_rested_takes_nothing_back_that_a_paused_request_left_in_the_tree(
+    tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(
+        tiny_models,
+        "eagle_with_att",
+        3,
+        planner="long_rests",
+        requests=requests(40),
+        max_total_token_num=100,
+        max_req_total_len=80,
+        batch_max_tokens=64,
+        chunked_prefill_size=64,
+    )
+    result = run_backend(job)
+    assert result.ranks[0].pauses > 0
+    assert result.tokens == text(reference, job)
+    assert_dynamic(result)
+
+
 def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_is_right_again(
     tiny_models: Models, run_backend: RunBackend
 ) -> None:

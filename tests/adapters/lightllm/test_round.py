@@ -163,7 +163,7 @@ def test_a_drafter_that_rested_takes_nothing_back_that_a_paused_request_left_in_
         3,
         planner="long_rests",
         requests=requests(40),
-        max_total_token_num=100,
+        max_total_token_num=110,
         max_req_total_len=80,
         batch_max_tokens=64,
         chunked_prefill_size=64,

@@ -93,7 +93,12 @@ def test_sampling_without_a_seed_keeps_the_distribution_of_the_target(
     def counts(job: Job) -> Counter[tuple[int, ...]]:
         return Counter(tuple(tokens[1:3]) for tokens in run_backend(job).tokens)
 
-    options: dict[str, Any] = {"requests": requests, "running_max_req_size": 64, "max_total_token_num": 4096, "timeout": 600.0}
+    options: dict[str, Any] = {
+        "requests": requests,
+        "running_max_req_size": 64,
+        "max_total_token_num": 4096,
+        "timeout": 600.0,
+    }
     dynamic = counts(dynamic_job(tiny_models, "eagle_no_att", 3, planner="random_plans", **options))
     plain = counts(plain_job(tiny_models, "mistral", **options))
     kinds = [kind for kind in dynamic | plain if dynamic[kind] + plain[kind] >= 10]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.adapters.lightllm.harness.recorder import IDS_PER_REQUEST
+from tests.adapters.lightllm.harness.job import IDS_PER_REQUEST
 
 if TYPE_CHECKING:
     import torch

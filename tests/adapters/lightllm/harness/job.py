@@ -11,6 +11,9 @@ from typing import Any, Literal
 Kernels = Literal["fast", "interpreted", "checked"]
 """Triton kernels of the model: torch twins, the interpreter, or both with their results compared."""
 
+IDS_PER_REQUEST = 8
+"""LightLLM spaces request ids so that the samples of one request have ids of their own."""
+
 FINISHED = -1
 """In `Request.after`: when the other request has ended."""
 

@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.adapters.lightllm.harness import leftovers, rank
-from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Outcome, RankReport, Request, write
+from tests.adapters.lightllm.harness.job import (
+    FINISHED,
+    IDS_PER_REQUEST,
+    Job,
+    JobResult,
+    Outcome,
+    RankReport,
+    Request,
+    write,
+)
 from tests.adapters.lightllm.harness.launcher import free_port
-from tests.adapters.lightllm.harness.recorder import IDS_PER_REQUEST
 from tests.adapters.lightllm.harness.virtual_cuda import interpreter
 
 POLL_SECONDS = 0.002

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tests.adapters.lightllm.harness.job import Forward, RankReport, Round, Slots
+from tests.adapters.lightllm.harness.job import IDS_PER_REQUEST, Forward, RankReport, Round, Slots
 from tests.adapters.lightllm.harness.virtual_cuda import interpreter
 
 if TYPE_CHECKING:
     from tests.adapters.lightllm.harness.rank import Rank
 
 VERIFY_KERNEL = "lightllm.common.basemodel.triton_kernel.mtp_utils:_fwd_kernel_mtp_verify"
-
-IDS_PER_REQUEST = 8
-"""LightLLM spaces request ids so that the samples of one request have ids of their own."""
 
 SETTLE_SECONDS = 2.0
 

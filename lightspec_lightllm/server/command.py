@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 LOADING_SECONDS = 1.0
 """A step of the start that takes longer is mentioned."""
 
+GOODBYE_SECONDS = 5
+"""How long the errors that end a drain may take to reach their clients before connections are cut."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -102,9 +105,11 @@ class Server:
                 lifespan="off",
                 log_config=None,
                 access_log=options.access_log,
-                timeout_graceful_shutdown=options.drain_seconds,
+                timeout_graceful_shutdown=options.drain_seconds + GOODBYE_SECONDS,
             ),
             on_exit=self._telemetry.close,
+            drain_seconds=options.drain_seconds,
+            on_overdue=lambda: self._abandon(client),
         )
 
     async def run(self, on_ready: Callable[[str], None] = lambda _: None) -> int:
@@ -142,23 +147,48 @@ class Server:
         if self._loop is not None and self._starting is not None:
             self._loop.call_soon_threadsafe(self._starting.cancel)
 
+    def _abandon(self, client: EngineClient) -> None:
+        if client.in_flight:
+            logger.warning(
+                "%d sequences did not end within %d s (--drain-seconds) and were answered with an error",
+                client.in_flight,
+                self.options.drain_seconds,
+            )
+        client.abandon()
+
     def _fail(self) -> None:
         self._failed = True
         self.stop()
 
 
 class _Front(uvicorn.Server):
-    """Tells when it listens, and when it begins to drain."""
+    """Tells when it listens, when it begins to drain, and when that has taken ``drain_seconds``."""
 
-    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_exit: Callable[[], None],
+        drain_seconds: float,
+        on_overdue: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+        self._drain_seconds = drain_seconds
+        self._on_overdue = on_overdue
         self.on_listening: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        overdue = asyncio.get_running_loop().call_later(self._drain_seconds, self._on_overdue)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            overdue.cancel()
 
     def drain(self) -> None:
         self.should_exit = True

@@ -155,8 +155,13 @@ class EngineClient:
             threading.Thread(target=target, name=f"lightspec-{target.__name__}", daemon=True).start()
         return ready
 
+    def abandon(self) -> None:
+        """Answer what is in flight with an error, because the server ends."""
+        self._fail_all("the server ended before the answer did; ask again when it is back")
+
     def stop(self) -> None:
-        """Make the engine end."""
+        """Make the engine end, and abandon what is in flight."""
+        self.abandon()
         if self._commands is not None:
             self._commands.put(Stop())
 
@@ -228,17 +233,18 @@ class EngineClient:
 
     def _lost(self, ready: asyncio.Future[EngineInfo]) -> None:
         """The engine has ended: every sequence in flight is answered with an error."""
-        error = EngineUnavailableError(
-            "the engine ended before the answer did; the server restarts it, ask again", seconds=5
-        )
         self.info = self.load = self._commands = None
         self.num_lost = len(self._flights)
-        for request_id in tuple(self._flights):
-            if (flight := self._land(request_id, "error")) is not None:
-                flight.generation.put(error)
+        self._fail_all("the engine ended before the answer did; the server restarts it, ask again")
         if not ready.done():
             ready.set_exception(EngineUnavailableError("the engine ended while it was starting"))
         self.closed.set()
+
+    def _fail_all(self, message: str) -> None:
+        error = EngineUnavailableError(message, seconds=5)
+        for request_id in tuple(self._flights):
+            if (flight := self._land(request_id, "error")) is not None:
+                flight.generation.put(error)
 
     def _land(self, request_id: int, reason: str, num_rounds: int = 0) -> _Flight | None:
         flight = self._flights.pop(request_id, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lightspec_lightllm.decode import Round
 from lightspec_lightllm.engine import SamplingParams
 from tests.server.serving import Client, alone, serving, tiny_runtime
 
@@ -110,3 +111,27 @@ def test_a_server_that_is_told_to_end_finishes_what_is_in_flight() -> None:
         watcher.close()
         with pytest.raises(OSError, match=r"refused|reset"):
             client.get("/health")
+
+
+def test_what_a_drain_has_no_time_for_is_answered_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = Round.step
+
+    def slow(rounds: Round) -> Any:
+        time.sleep(0.1)
+        return step(rounds)
+
+    monkeypatch.setattr(Round, "step", slow)
+    with serving(drain_seconds=1) as running, ThreadPoolExecutor() as pool:
+        client = running.client
+        whole = pool.submit(client.post, "/v1/completions", LONG)
+        stream = client.events("/v1/completions", LONG | {"stream": True})
+        next(stream)
+        running.server.stop()
+        *_, last = stream
+        assert "the server ended" in last["error"]["message"]
+        assert whole.result().status == 503
+        assert "the server ended" in whole.result().error["message"]
+    assert "2 sequences did not end within 1 s" in caplog.text
+    assert "Traceback" not in caplog.text

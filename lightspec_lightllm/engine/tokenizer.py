@@ -60,8 +60,8 @@ class Tokenizer:
         return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of the text as it stands, without a chat template."""
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        """Tokens of the text as it stands, without a chat template. Raises RequestError where it is no Unicode text."""
+        ids = self._ids(text)
         return [self._bos, *ids] if self._add_bos and self._bos is not None else ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -94,7 +94,13 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from None
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return self._ids(text)
+
+    def _ids(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        except TypeError:  # how the tokenizer refuses what has no UTF-8
+            raise RequestError(f"a prompt must be Unicode text, got {ascii(text)[:60]}; give it as UTF-8") from None
         return ids
 
     @cached_property

@@ -58,6 +58,12 @@ def test_a_template_that_refuses_or_is_missing_is_an_error_of_the_request() -> N
         Tokenizer(tokenizer_data() | {"chat_template": None}).chat("hello")
 
 
+def test_what_is_no_unicode_is_an_error_of_the_request() -> None:
+    for encode in (TOKENIZER.encode, TOKENIZER.chat):
+        with pytest.raises(RequestError, match=r"Unicode text, got .*\\ud800"):
+            encode("a\ud800")
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
     escaping = Tokenizer(tokenizer_data() | {"chat_template": "{{ ''.__class__.__mro__ }}"})
     with pytest.raises(RequestError):

@@ -19,7 +19,7 @@ KEYS = [key for key in known_keys() if "*" not in key]
 OTHER_VALUES: dict[str, Any] = {
     "model.path": "model.gguf",
     "engine.weights": "float32",
-    "engine.threads": 2,
+    "engine.threads": 1,
     "engine.num_slots": 4096,
     "engine.max_requests": 8,
     "engine.prefill_chunk": 64,

@@ -1,6 +1,7 @@
 """What a request and an engine can be asked for. Standard library only."""
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,7 +51,7 @@ class EngineOptions:
 
     weights        "float16": half-precision weights, float32 arithmetic; "float32": exact. Both are lossless for
                    speculation: a row's result does not depend on the other rows of its batch
-    threads        CPU threads of a forward; 0 measures at start and takes the faster, robustly
+    threads        CPU threads of a forward, at most one per CPU; 0 measures at start and takes the faster, robustly
     num_slots      token positions the KV cache holds over all requests
     max_requests   requests that may hold slots at once
     prefill_chunk  prompt tokens computed per scheduling step
@@ -71,6 +72,8 @@ class EngineOptions:
             raise ConfigError(f"weights must be one of {', '.join(get_args(WeightFormat))}, got {self.weights!r}")
         if self.threads < 0:
             raise ConfigError(f"threads must be at least 0 (0 measures at start), got {self.threads}")
+        if self.threads > (cpus := os.cpu_count() or 1):
+            raise ConfigError(f"threads must be at most the {cpus} CPUs of this machine, got {self.threads}")
         for name in ("num_slots", "max_requests", "prefill_chunk", "max_context", "max_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -31,7 +31,15 @@ def test_one_core_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("weights", "int8"), ("threads", -1), ("num_slots", 0), ("prefill_chunk", 0), ("max_rows", 0)]
+    ("field", "value"),
+    [
+        ("weights", "int8"),
+        ("threads", -1),
+        ("threads", 99_999),  # torch would crash or crawl
+        ("num_slots", 0),
+        ("prefill_chunk", 0),
+        ("max_rows", 0),
+    ],
 )
 def test_impossible_engine_options_are_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -74,13 +74,14 @@ def caption(cell: Cell, experiment: Experiment) -> str:
 
 def footer(experiment: Experiment, subject: Subject) -> list[str]:
     machine = subject.machine
+    commit = f" ({machine.commit})" if machine.commit else ""
     lines = ["x off, x best: paired by repetition; * and best: the fastest of off and the fixed arms in the cell"]
     lines += [ratio_line(experiment, arm) for arm in experiment.options.arms if not is_static(arm)]
     lines += fallback_lines(experiment)
     lines += text_lines(experiment)
     lines.append(
         f"{subject.model_id}, {subject.weights}, drafter {subject.drafter}, {subject.threads} engine thread(s) on "
-        f"{machine.cores} x {machine.cpu}; torch {machine.torch}, lightspec {machine.lightspec} ({machine.commit})"
+        f"{machine.cores} x {machine.cpu}; torch {machine.torch}, lightspec {machine.lightspec}{commit}"
     )
     if experiment.interrupted:
         lines.append("Interrupted: only the runs that had finished are shown")

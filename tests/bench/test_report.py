@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lightspec_lightllm.bench.command import write_files
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.experiment import Experiment, run_experiment
 from lightspec_lightllm.bench.results import Subject, to_json
-from lightspec_lightllm.bench.table import result_table
+from lightspec_lightllm.bench.table import footer, result_table
 from lightspec_lightllm.errors import ConfigError
 from lightspec_lightllm.machine import this_machine
 from lightspec_lightllm.output import OutputFolder
@@ -83,6 +84,11 @@ def test_the_table_shows_where_a_text_differs_and_how_near_the_tie_was() -> None
     text = rendered(experiment(FakeHost(wrong="lightspec"), concurrency=(1,), repetitions=1))
     assert "Texts: 4 of 8 are token for token those of the arm off" in text
     assert "first differs at token 2; gap of the target's two best logits there: 2.0e-05" in " ".join(text.split())
+
+
+def test_the_table_of_an_installed_package_names_no_commit() -> None:
+    installed = replace(subject(), machine=replace(this_machine(), commit=None))
+    assert footer(experiment(repetitions=1), installed)[-1].endswith(f"lightspec {this_machine().lightspec}")
 
 
 def test_the_table_of_an_interrupted_run_says_so() -> None:

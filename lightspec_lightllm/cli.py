@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ _COSTS = Path("costs") / "h200-qwen3-14b.yaml"
 _INSTALLED_COSTS = Path(__file__).parent / _COSTS
 REFERENCE_COSTS = _INSTALLED_COSTS if _INSTALLED_COSTS.exists() else REPOSITORY / "configs" / _COSTS
 """A wheel carries the file; a checkout has it among its configurations."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -42,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run[arguments.command](arguments)
     except LightspecError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print(
+            f"error: cannot write all of it ({error.strerror}); make room, or give another place",
+            file=sys.stderr,
+        )
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

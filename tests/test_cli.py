@@ -197,6 +197,25 @@ def test_ctrl_c_before_anything_runs_ends_cleanly(
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_a_disk_that_is_full_is_one_line() -> None:
+    full_disk = Path("/dev/full")
+    if not full_disk.exists():
+        pytest.skip("no /dev/full")
+    command = [sys.executable, "-m", "lightspec_lightllm.cli", "plan", "--explain"]
+    with full_disk.open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [*command, str(ROOT / "configs" / "states" / "chat-64.yaml")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: cannot write all of it (No space left on device); make room, or give another place"
+    ]
+
+
 def test_help_and_version_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--version"], ["--help"], ["bench", "--help"], ["generate", "--help"], ["serve", "--help"]):
         began = time.perf_counter()

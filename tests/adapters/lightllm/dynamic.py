@@ -31,7 +31,7 @@ def dynamic_job(
     check_every: int = 0,
     **options: Any,
 ) -> Job:
-    """``planner``: a function of `adversaries` in place of the strategy; ``check_every``: rounds from check to check."""
+    """``planner``: a function of `adversaries` in place of the strategy; ``check_every``: rounds between checks."""
     planning = PlannerConfig(strategy=strategy, max_draft_steps=steps)
     config = LightLLMConfig(planner=planning, costs=FEW_COSTS, check=CheckOptions(plan_hash_every=check_every))
     named = {} if planner is None else {"planner": f"tests.adapters.lightllm.adversaries:{planner}"}

@@ -105,7 +105,7 @@ class Server:
                 lifespan="off",
                 log_config=None,
                 access_log=options.access_log,
-                timeout_graceful_shutdown=options.drain_seconds + GOODBYE_SECONDS,
+                timeout_graceful_shutdown=options.drain_seconds + GOODBYE_SECONDS + 1,
             ),
             on_exit=self._telemetry.close,
             drain_seconds=options.drain_seconds,
@@ -184,11 +184,19 @@ class _Front(uvicorn.Server):
             self.on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        overdue = asyncio.get_running_loop().call_later(self._drain_seconds, self._on_overdue)
+        loop = asyncio.get_running_loop()
+        overdue = loop.call_later(self._drain_seconds, self._on_overdue)
+        cut = loop.call_later(self._drain_seconds + GOODBYE_SECONDS, self._cut)
         try:
             await super().shutdown(sockets)
         finally:
             overdue.cancel()
+            cut.cancel()
+
+    def _cut(self) -> None:
+        """Clients that do not even read an error are left; uvicorn would cancel their tasks, each with a traceback."""
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
     def drain(self) -> None:
         self.should_exit = True

@@ -13,6 +13,8 @@ import pytest
 
 from lightspec_lightllm.decode import Round
 from lightspec_lightllm.engine import SamplingParams
+from lightspec_lightllm.server import command
+from lightspec_lightllm.server.engine_client import EngineClient
 from tests.server.serving import Client, alone, serving, tiny_runtime
 
 LONG = {"prompt": "the an", "max_tokens": 240, "ignore_eos": True}
@@ -113,9 +115,8 @@ def test_a_server_that_is_told_to_end_finishes_what_is_in_flight() -> None:
             client.get("/health")
 
 
-def test_what_a_drain_has_no_time_for_is_answered_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Round.step
 
     def slow(rounds: Round) -> Any:
@@ -123,6 +124,10 @@ def test_what_a_drain_has_no_time_for_is_answered_with_an_error(
         return step(rounds)
 
     monkeypatch.setattr(Round, "step", slow)
+
+
+@pytest.mark.usefixtures("slow_rounds")
+def test_what_a_drain_has_no_time_for_is_answered_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with serving(drain_seconds=1) as running, ThreadPoolExecutor() as pool:
         client = running.client
         whole = pool.submit(client.post, "/v1/completions", LONG)
@@ -134,4 +139,18 @@ def test_what_a_drain_has_no_time_for_is_answered_with_an_error(
         assert whole.result().status == 503
         assert "the server ended" in whole.result().error["message"]
     assert "2 sequences did not end within 1 s" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.usefixtures("slow_rounds")
+def test_a_client_that_does_not_even_read_the_error_is_left_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(command, "GOODBYE_SECONDS", 0)
+    monkeypatch.setattr(EngineClient, "abandon", lambda _: None)  # as if it never arrived
+    with serving(drain_seconds=1) as running:
+        stream = running.client.events("/v1/completions", LONG | {"stream": True})
+        next(stream)
+        running.server.stop()
+        assert "[DONE]" not in list(stream)
     assert "Traceback" not in caplog.text

@@ -100,7 +100,8 @@ class Tokenizer:
         try:
             ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         except TypeError:  # how the tokenizer refuses what has no UTF-8
-            raise RequestError(f"a prompt must be Unicode text, got {ascii(text)[:60]}; give it as UTF-8") from None
+            stray = ascii("".join(char for char in text if "\ud800" <= char <= "\udfff")[:8])
+            raise RequestError(f"a prompt must be Unicode text, got {stray} in it; give it as UTF-8") from None
         return ids
 
     @cached_property

@@ -121,7 +121,9 @@ def test_draft_logits_are_those_of_speculators(
     assert_dynamic(result)
 
 
-@pytest.mark.parametrize(("family", "drafter", "steps"), [("llama", "common", 3), ("qwen3", "half", 7)])
+@pytest.mark.parametrize(
+    ("family", "drafter", "steps"), [("llama", "common", 3), ("qwen2", "half", 3), ("qwen3", "half", 7)]
+)
 def test_random_budgets_and_steps_keep_the_text(
     family: str, drafter: str, steps: int, *, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:

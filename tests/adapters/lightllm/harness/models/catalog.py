@@ -19,13 +19,13 @@ class Models:
     folder: Path
 
     def target(self, family: str, kind: str) -> str:
-        """``family``: "mistral" (MTP layers without attention), "deepseek" (with), "llama" or "qwen3" (drafters that
-        read hidden states); ``kind``: "mixed" or "cycle"."""
+        """``family``: "mistral" (MTP layers without attention), "deepseek" (with), "llama", "qwen2" or "qwen3" (for
+        drafters that read hidden states); ``kind``: "mixed" or "cycle"."""
         return self._existing(f"{family}-{kind}")
 
     def drafter(self, family: str, kind: str) -> str:
         """``kind``: "always" (on a ``cycle`` target; on a ``mixed`` one it is "half"), "never" or "random"; of
-        "eagle3", drafters of "llama" and "qwen3" in the format of ``speculators``, also "mostly", which is right three
+        "eagle3", drafters of those three in the format of ``speculators``, also "mostly", which is right three
         times out of four on a ``cycle`` target, "half", and random ones: "normed-each", "normed-all" and, in those
         layouts, "common" and "deepspec"; of "dflash" and "dspark", for ``cycle`` targets, see `blocks`."""
         same = {"always": "copy", "half": "copy", "never": "opposite"}

@@ -1,4 +1,4 @@
-"""Llama and Qwen3 targets of four layers: what drafters that read hidden states are made for."""
+"""Llama, Qwen2 and Qwen3 targets of four layers: what drafters that read hidden states are made for."""
 
 from typing import Any, Literal
 
@@ -36,9 +36,10 @@ QWEN3: dict[str, Any] = {
     "use_sliding_window": False,
     "sliding_window": None,
 }
-Family = Literal["llama", "qwen3"]
+QWEN2: dict[str, Any] = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+Family = Literal["llama", "qwen2", "qwen3"]
 Kind = Literal["mixed", "cycle"]
-CONFIGS: dict[Family, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN3}
+CONFIGS: dict[Family, dict[str, Any]] = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 KINDS: tuple[Kind, ...] = ("mixed", "cycle")
 
 HIDDEN = LLAMA["hidden_size"]
@@ -80,6 +81,9 @@ def decoder_layer(config: dict[str, Any], random: torch.Generator, mix: float, *
         "input_layernorm.weight": torch.ones(hidden),
         "post_attention_layernorm.weight": torch.ones(hidden),
     }
+    if config["model_type"] == "qwen2":
+        sizes = {"q": queries, "k": keys, "v": keys}
+        layer |= {f"self_attn.{one}_proj.bias": 0.2 * torch.randn(sizes[one], generator=random) for one in sizes}
     if config["model_type"] == "qwen3":
         # Norms whose weights differ per place show where they are swapped or left out.
         layer["self_attn.q_norm.weight"] = 1 + 0.3 * torch.randn(width, generator=random)

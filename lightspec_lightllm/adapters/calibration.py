@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from lightspec_lightllm.engine.fetch import ProgressListener, cache_dir
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.engine.sampling import sample_rows
 from lightspec_lightllm.errors import CostTableError
+from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
@@ -67,7 +67,7 @@ class CostKey:
             weights=engine.options.weights,
             threads=engine.num_threads,
             drafter=drafter.name,
-            device=_cpu_name(),
+            device=f"{cpu_name()}, {os.cpu_count()} cores",
             torch=str(torch.__version__),
         )
 
@@ -277,12 +277,3 @@ def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
         for seq in seqs:
             drafter.release(seq.request_id)
     return out
-
-
-def _cpu_name() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        name = ""
-    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"

@@ -32,7 +32,7 @@ from lightllm.server.router.model_infer.pin_mem_manager import g_pin_mem_manager
 from lightspec_lightllm import ops
 from lightspec_lightllm.adapters.lightllm import costs
 from lightspec_lightllm.adapters.lightllm.attention_backends import own_attention_backends
-from lightspec_lightllm.adapters.lightllm.batch import DecodeBatch, RequestTable
+from lightspec_lightllm.adapters.lightllm.batch import NO_IMAGES, DecodeBatch, RequestTable
 from lightspec_lightllm.adapters.lightllm.calibration import Calibration
 from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
 from lightspec_lightllm.adapters.lightllm.drafters.loading import load_drafter
@@ -69,9 +69,6 @@ MAX_ROWS = 1 + MAX_DRAFT_STEPS
 FILLED_SKIPS = 8
 """Rounds without drafts in which a drafter's KV is still filled. After so many the drafter rests: no speculation then
 costs nothing, and requests that are to be drafted for again are prefilled from where their KV ends."""
-
-NO_IMAGES: dict[str, list[Any]] = {"images": [], "audios": []}
-"""What decoding needs to know of a row's pictures: nothing, their tokens are in the KV cache."""
 
 
 def make_backend(stock: type) -> type:

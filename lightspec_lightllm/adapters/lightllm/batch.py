@@ -13,7 +13,9 @@ from lightspec_lightllm.planner import BatchView
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+
+NO_IMAGES: dict[str, list[Any]] = {"images": [], "audios": []}
+"""What decoding needs to know of a row's pictures: nothing, their tokens are in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lightspec_lightllm import ops
+from lightspec_lightllm.adapters.lightllm.batch import NO_IMAGES
 from lightspec_lightllm.adapters.lightllm.graphs import graph_sizes
 from lightspec_lightllm.adapters.lightllm.options import CostOptions
 from lightspec_lightllm.errors import CostTableError
@@ -28,8 +29,6 @@ WARM_UPS = 3
 
 SHARED_SHAPES = 3
 """Sizes at which rows of one request are measured."""
-
-NO_IMAGES: dict[str, list[Any]] = {"images": [], "audios": []}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tests.adapters.lightllm import trees
 
 FILES = {
     "__init__": "",
-    "library": """
+    "shelf": """
 def double(number, *, times=2):
     return number * times
 
@@ -39,8 +39,8 @@ class Counter:
         return self.start + 1
 """,
     "user": """
-from lightllm.library import double
-from lightllm.library import double as twice, Counter
+from lightllm.shelf import double
+from lightllm.shelf import double as twice, Counter
 
 
 def call(number):
@@ -52,11 +52,11 @@ def make():
 """,
 }
 
-DOUBLE = Hook("lightllm.library:double", "wraps_of_tests:add_one", "(number, *, times=2)", "")
-NEXT = Hook("lightllm.library:Counter.next", "wraps_of_tests:add_one", "(self)", "")
-SIZES = Hook("lightllm.library:Counter.sizes", "wraps_of_tests:reverse", "@staticmethod (largest=8, step=1)", "")
+DOUBLE = Hook("lightllm.shelf:double", "wraps_of_tests:add_one", "(number, *, times=2)", "")
+NEXT = Hook("lightllm.shelf:Counter.next", "wraps_of_tests:add_one", "(self)", "")
+SIZES = Hook("lightllm.shelf:Counter.sizes", "wraps_of_tests:reverse", "@staticmethod (largest=8, step=1)", "")
 MAKER = Hook("lightllm.user:Counter", "wraps_of_tests:subclass", None, "")
-START = Hook("lightllm.library:Counter.__init__", "wraps_of_tests:mark", None, "")
+START = Hook("lightllm.shelf:Counter.__init__", "wraps_of_tests:mark", None, "")
 
 
 def add_one(original: Callable[..., int]) -> Callable[..., int]:
@@ -130,16 +130,16 @@ def test_installing_changes_nothing_until_a_module_is_imported(lightllm: Path, m
     hooks.install()
     assert "lightllm" not in sys.modules
     assert hooks.installed() == ()
-    library = importlib.import_module("lightllm.library")
+    shelf = importlib.import_module("lightllm.shelf")
     assert hooks.installed() == (DOUBLE.target, NEXT.target, SIZES.target)
-    assert library.double(3) == 7
-    assert library.double(3, times=3) == 10
-    assert library.Counter(1).next() == 3
-    assert library.Counter.sizes() == library.Counter(1).sizes() == [8, 1]
+    assert shelf.double(3) == 7
+    assert shelf.double(3, times=3) == 10
+    assert shelf.Counter(1).next() == 3
+    assert shelf.Counter.sizes() == shelf.Counter(1).sizes() == [8, 1]
     user = importlib.import_module("lightllm.user")
     assert user.call(3) == user.twice(3) == 7
     assert type(user.make()).__name__ == "Sub"
-    assert type(library.Counter(1)).__name__ == "Counter"
+    assert type(shelf.Counter(1)).__name__ == "Counter"
     assert hooks.installed()[-1] == MAKER.target
 
 
@@ -148,25 +148,25 @@ def test_modules_imported_before_are_extended_wherever_the_name_went(
 ) -> None:
     use(monkeypatch, DOUBLE, MAKER)
     user = importlib.import_module("lightllm.user")
-    library = sys.modules["lightllm.library"]
+    shelf = sys.modules["lightllm.shelf"]
     hooks.install()
-    assert library.double(3) == user.call(3) == user.twice(3) == 7
-    assert user.Counter is not library.Counter
-    assert library.Counter.__name__ == "Counter"
+    assert shelf.double(3) == user.call(3) == user.twice(3) == 7
+    assert user.Counter is not shelf.Counter
+    assert shelf.Counter.__name__ == "Counter"
 
 
 def test_uninstalling_puts_back_the_very_objects(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = importlib.import_module("lightllm.user")
-    library = sys.modules["lightllm.library"]
-    before = [dict(vars(module)) for module in (user, library)]
-    members = dict(vars(library.Counter))
+    shelf = sys.modules["lightllm.shelf"]
+    before = [dict(vars(module)) for module in (user, shelf)]
+    members = dict(vars(shelf.Counter))
     path = list(sys.meta_path)
     use(monkeypatch, DOUBLE, NEXT, SIZES, MAKER)
     hooks.install()
     assert dict(vars(user)) != before[0]
     hooks.uninstall()
-    assert [dict(vars(module)) for module in (user, library)] == before
-    assert dict(vars(library.Counter)) == members
+    assert [dict(vars(module)) for module in (user, shelf)] == before
+    assert dict(vars(shelf.Counter)) == members
     assert sys.meta_path == path
     assert hooks.installed() == ()
     hooks.uninstall()
@@ -176,39 +176,39 @@ def test_installing_twice_wraps_once_and_again_after_uninstalling(
     lightllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, DOUBLE)
-    library = importlib.import_module("lightllm.library")
+    shelf = importlib.import_module("lightllm.shelf")
     for _ in range(2):
         hooks.install()
         hooks.install()
-        assert library.double(3) == 7
+        assert shelf.double(3) == 7
         assert len([finder for finder in sys.meta_path if finder is hooks._finder]) == 1
         hooks.uninstall()
-        assert library.double(3) == 6
+        assert shelf.double(3) == 6
 
 
 def test_two_hooks_of_one_target_nest_and_unwind(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, DOUBLE, DOUBLE)
     hooks.install()
-    library = importlib.import_module("lightllm.library")
-    assert library.double(3) == 8
+    shelf = importlib.import_module("lightllm.shelf")
+    assert shelf.double(3) == 8
     assert hooks.original(DOUBLE.target)(3) == 6
     hooks.uninstall()
-    assert library.double(3) == 6
+    assert shelf.double(3) == 6
     assert hooks.original(DOUBLE.target)(3) == 6
 
 
 def test_a_reloaded_module_is_extended_anew(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, DOUBLE)
     hooks.install()
-    library = importlib.import_module("lightllm.library")
-    assert importlib.reload(library).double(3) == 7
+    shelf = importlib.import_module("lightllm.shelf")
+    assert importlib.reload(shelf).double(3) == 7
 
 
 def test_sources_of_extended_modules_can_still_be_read(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, DOUBLE)
     hooks.install()
-    library = importlib.import_module("lightllm.library")
-    assert "class Counter" in inspect.getsource(library)
+    shelf = importlib.import_module("lightllm.shelf")
+    assert "class Counter" in inspect.getsource(shelf)
 
 
 def test_another_finder_of_the_same_kind_does_not_end_in_a_loop(
@@ -224,40 +224,40 @@ def test_another_finder_of_the_same_kind_does_not_end_in_a_loop(
     use(monkeypatch, DOUBLE)
     hooks.install()
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
-    assert importlib.import_module("lightllm.library").double(3) == 7
+    assert importlib.import_module("lightllm.shelf").double(3) == 7
 
 
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        (Hook("lightllm.library:Counter.next", "wraps_of_tests:add_one", "(self, by=1)", ""), r"found \(self\)"),
-        (Hook("lightllm.library:triple", "wraps_of_tests:add_one", "(number)", ""), "nothing of that name"),
-        (Hook("lightllm.library:Counter.sizes", "wraps_of_tests:reverse", "(largest=8, step=1)", ""), "@staticmethod"),
+        (Hook("lightllm.shelf:Counter.next", "wraps_of_tests:add_one", "(self, by=1)", ""), r"found \(self\)"),
+        (Hook("lightllm.shelf:triple", "wraps_of_tests:add_one", "(number)", ""), "nothing of that name"),
+        (Hook("lightllm.shelf:Counter.sizes", "wraps_of_tests:reverse", "(largest=8, step=1)", ""), "@staticmethod"),
         (Hook("lightllm.absent:double", "wraps_of_tests:add_one", "(number)", ""), "no file"),
-        (Hook("lightllm.library:Counter", "wraps_of_tests:subclass", "(self)", ""), "no function"),
+        (Hook("lightllm.shelf:Counter", "wraps_of_tests:subclass", "(self)", ""), "no function"),
     ],
 )
 def test_one_target_that_does_not_fit_and_nothing_is_touched(
     wrong: Hook, found: str, lightllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = importlib.import_module("lightllm.library")
-    before, path = library.double, list(sys.meta_path)
+    shelf = importlib.import_module("lightllm.shelf")
+    before, path = shelf.double, list(sys.meta_path)
     use(monkeypatch, DOUBLE, wrong)
     with pytest.raises(HostError, match=found) as caught:
         hooks.install()
     assert wrong.target in str(caught.value)
     assert DOUBLE.target not in str(caught.value)
-    assert library.double is before
+    assert shelf.double is before
     assert sys.meta_path == path
 
 
 def test_a_wrap_that_cannot_be_had_undoes_all_that_was_done(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = importlib.import_module("lightllm.library")
-    before, path = library.double, list(sys.meta_path)
+    shelf = importlib.import_module("lightllm.shelf")
+    before, path = shelf.double, list(sys.meta_path)
     use(monkeypatch, DOUBLE, Hook(NEXT.target, "wraps_of_tests:missing", "(self)", ""))
     with pytest.raises(HostError, match=r"Counter\.next needs wraps_of_tests:missing"):
         hooks.install()
-    assert library.double is before
+    assert shelf.double is before
     assert sys.meta_path == path
     assert hooks.installed() == ()
 
@@ -267,11 +267,11 @@ def test_a_wrap_that_cannot_be_had_keeps_its_module_from_being_imported(
 ) -> None:
     use(monkeypatch, DOUBLE, Hook(MAKER.target, "absent_module:wrap", None, ""))
     hooks.install()
-    library = importlib.import_module("lightllm.library")
-    assert library.double(3) == 7
+    shelf = importlib.import_module("lightllm.shelf")
+    assert shelf.double(3) == 7
     with pytest.raises(HostError, match="absent_module"):
         importlib.import_module("lightllm.user")
-    assert library.double(3) == 6
+    assert shelf.double(3) == 6
 
 
 def test_without_lightllm_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +283,8 @@ def test_without_lightllm_there_is_one_clear_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_generated_constructor_is_looked_for_by_its_class(lightllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert START.expectation == Expectation("lightllm.library:Counter")
-    use(monkeypatch, Hook("lightllm.library:Nothing.__init__", "wraps_of_tests:add_one", None, ""))
+    assert START.expectation == Expectation("lightllm.shelf:Counter")
+    use(monkeypatch, Hook("lightllm.shelf:Nothing.__init__", "wraps_of_tests:add_one", None, ""))
     with pytest.raises(HostError, match="Nothing"):
         hooks.install()
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from tests.adapters.lightllm.checks import DISTURBED, PAUSES, assert_dynamic, check_disturbed, check_pauses, text
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.dynamic import MODES, dynamic_job
-from tests.adapters.lightllm.harness.job import FINISHED, Job, JobResult, Request
 from tests.adapters.lightllm.harness.launcher import JobError
 from tests.adapters.lightllm.harness.models import Models, cycle_text
 from tests.adapters.lightllm.harness.reference import Reference
@@ -17,18 +17,6 @@ from tests.adapters.lightllm.harness.workload import PROMPTS, mtp_job, requests
 pytestmark = pytest.mark.lightllm
 
 ADVERSARIES = ("random_plans", "everything", "nothing_verified", "long_rests")
-
-
-def text(reference: Reference, job: Job) -> list[list[int]]:
-    """Transformers' text for each request."""
-    return [list(reference.text(job.target, one.prompt, one.max_new_tokens).tokens) for one in job.requests]
-
-
-def assert_dynamic(result: JobResult) -> None:
-    """The plugin's backend ran, and no KV slot is lost or owned twice."""
-    for rank in result.ranks:
-        assert rank.backend == "DynamicMtpBackend"
-        assert rank.slots.intact, rank.slots
 
 
 @pytest.mark.parametrize(
@@ -104,74 +92,24 @@ def test_accepting_every_draft_would_be_noticed(
 def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
     mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    long = tuple(range(10, 60))
-    job = dynamic_job(
-        tiny_models,
-        mode,
-        5,
-        planner="random_plans",
-        requests=(
-            Request(long),
-            Request(long, after=(0, FINISHED)),
-            Request(PROMPTS[0]),
-            Request(PROMPTS[1], max_new_tokens=60, abort_after=8),
-        ),
-        batch_max_tokens=32,
-        chunked_prefill_size=16,
-    )
-    right = text(reference, job)
-    stop = right[2][9]
-    stopping = Request(PROMPTS[0], sampling={"stop_sequences": [[stop]]})
-    result = run_backend(dataclasses.replace(job, requests=(*job.requests[:2], stopping, job.requests[3])))
-    again, stopped, aborted = result.outcomes[1:]
-    assert result.tokens[:2] == right[:2]
-    assert again.cached_tokens >= len(long) - 1
-    assert stopped.finish_reason == "stop"
-    assert list(stopped.tokens) == right[2][: right[2].index(stop) + 1]
-    assert aborted.finish_reason == "abort"
-    assert list(aborted.tokens) == right[3][: len(aborted.tokens)]
-    assert_dynamic(result)
+    job = dynamic_job(tiny_models, mode, 5, planner="random_plans", **DISTURBED)
+    check_disturbed(run_backend, reference, job)
 
 
 @pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
 def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
     mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(
-        tiny_models,
-        mode,
-        5,
-        planner="random_plans",
-        requests=requests(40),
-        max_total_token_num=120,
-        max_req_total_len=80,
-        batch_max_tokens=64,
-        chunked_prefill_size=64,
-    )
-    result = run_backend(job)
-    assert result.ranks[0].pauses > 0
-    assert result.tokens == text(reference, job)
-    assert_dynamic(result)
+    job = dynamic_job(tiny_models, mode, 5, planner="random_plans", **PAUSES)
+    check_pauses(run_backend, reference, job)
 
 
 def test_a_drafter_that_rested_takes_nothing_back_that_a_paused_request_left_in_the_tree(
     tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(
-        tiny_models,
-        "eagle_with_att",
-        3,
-        planner="long_rests",
-        requests=requests(40),
-        max_total_token_num=110,
-        max_req_total_len=80,
-        batch_max_tokens=64,
-        chunked_prefill_size=64,
-    )
-    result = run_backend(job)
-    assert result.ranks[0].pauses > 0
-    assert result.tokens == text(reference, job)
-    assert_dynamic(result)
+    few = {**PAUSES, "max_total_token_num": 110}
+    job = dynamic_job(tiny_models, "eagle_with_att", 3, planner="long_rests", **few)
+    check_pauses(run_backend, reference, job)
 
 
 def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_is_right_again(

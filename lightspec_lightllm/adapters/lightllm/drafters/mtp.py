@@ -83,8 +83,7 @@ class SerialLayer(_MtpLayers):
         out = model.forward(verified.all_rows(verified.token_ids, verified.hidden))
         if steps == 0:
             return None
-        tokens, log_probs = ops.draft_scores(out.logits)
-        drafts = [(tokens[last], log_probs[last])]
+        drafts = [ops.draft_scores(out.logits[last])]
         hidden = out.mtp_main_output_hiddens[last]
         for step in range(1, steps):
             slots = verified.chain_slots[(step - 1) * count : step * count]  # type: ignore[index] # there are some
@@ -139,7 +138,6 @@ class ChainedLayers(_MtpLayers):
                 beyond = (ahead - last - 1).clamp_(min=0)
                 read = torch.where(ahead > last, drafted[request, beyond], read)
             out = model.forward(verified.all_rows(read, hidden))
-            tokens, log_probs = ops.draft_scores(out.logits)
-            drafts.append((tokens[verified.last_row], log_probs[verified.last_row]))
+            drafts.append(ops.draft_scores(out.logits[verified.last_row]))
             hidden = out.mtp_main_output_hiddens
         return Proposal.stack(drafts) if steps else None

@@ -9,13 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.adapters.lightllm.checks import (
+    CHUNKS,
+    DISTURBED,
+    PAUSES,
+    SETUPS,
+    SMALL_GPU,
+    WRONG_AT_FIRST,
+    assert_dynamic,
+    check_disturbed,
+    check_pauses,
+    check_pool,
+    check_wrong_at_first,
+    text,
+)
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.drafters import reference_process
-from tests.adapters.lightllm.drafters.checks import CHUNKS, PAUSES, assert_dynamic, text
 from tests.adapters.lightllm.drafters.jobs import drafter_job
-from tests.adapters.lightllm.drafters.setups import WRONG_ROUNDS
 from tests.adapters.lightllm.dynamic import FEW_COSTS
-from tests.adapters.lightllm.harness.job import Job, JobResult, Request
+from tests.adapters.lightllm.harness.job import Job, JobResult
 from tests.adapters.lightllm.harness.models import Models, cycle_text
 from tests.adapters.lightllm.harness.reference import Reference
 from tests.adapters.lightllm.harness.workload import PROMPTS, requests
@@ -26,7 +38,6 @@ TOLERANCE = 1e-4
 POINTS = {"dflash": ("deepspec",), "dspark": ("copy", "mostly", "opposite", "random")}
 """Drafters that read what enters the first layer, in place of the second."""
 
-SETUPS = "tests.adapters.lightllm.drafters.setups"
 RECORD = ("tests.adapters.lightllm.drafters.block_recording:record",)
 ACCEPT_ALL = ("tests.adapters.lightllm.harness.controls:accept_all",)
 
@@ -221,27 +232,8 @@ def test_accepting_every_draft_would_be_noticed(
 def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
     mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    leaving = Request(PROMPTS[1], max_new_tokens=60, abort_after=8)
-    job = drafter_job(
-        tiny_models,
-        mode,
-        5,
-        "mostly",
-        kind="cycle",
-        planner="random_plans",
-        **{**CHUNKS, "requests": (*CHUNKS["requests"], leaving)},
-    )
-    right = text(reference, job)
-    stop = right[2][9]
-    stopping = Request(PROMPTS[0], sampling={"stop_sequences": [[stop]]})
-    result = run_backend(dataclasses.replace(job, requests=(*job.requests[:2], stopping, leaving)))
-    again, stopped, aborted = result.outcomes[1:]
-    assert result.tokens[:2] == right[:2]
-    assert again.cached_tokens >= len(job.requests[0].prompt) - 1
-    assert list(stopped.tokens) == right[2][: right[2].index(stop) + 1]
-    assert aborted.finish_reason == "abort"
-    assert list(aborted.tokens) == right[3][: len(aborted.tokens)]
-    assert_dynamic(result)
+    job = drafter_job(tiny_models, mode, 5, "mostly", kind="cycle", planner="random_plans", **DISTURBED)
+    check_disturbed(run_backend, reference, job)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -249,10 +241,7 @@ def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
     mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
     job = drafter_job(tiny_models, mode, 5, "mostly", kind="cycle", planner="random_plans", **PAUSES)
-    result = run_backend(job)
-    assert result.ranks[0].pauses > 0
-    assert result.tokens == text(reference, job)
-    assert_dynamic(result)
+    check_pauses(run_backend, reference, job)
 
 
 @pytest.mark.parametrize(
@@ -311,42 +300,15 @@ def test_a_drafter_that_rested_is_caught_up_by_a_prefill_and_drafts_as_if_it_had
 def test_drafting_ends_while_drafts_are_wrong_and_begins_again_once_they_are_right(
     mode: str, tiny_models: Models, run_backend: RunBackend
 ) -> None:
-    job = drafter_job(
-        tiny_models,
-        mode,
-        3,
-        "always",
-        kind="cycle",
-        requests=requests(400),
-        setup=(f"{SETUPS}:priced", f"{SETUPS}:wrong_at_first"),
-        max_total_token_num=2400,
-        max_req_total_len=512,
-    )
-    result = run_backend(job)
-    assert result.tokens == [cycle_text(prompt[-1], 400) for prompt in PROMPTS]
-    wrong = [rows for step in result.rounds[50:WRONG_ROUNDS] for rows in step.rows]
-    assert wrong.count(1) > 0.8 * len(wrong), "drafting goes on"
-    right = [length for step in result.rounds[WRONG_ROUNDS : WRONG_ROUNDS + 100] for length in step.accepted]
-    assert np.mean(right[-4:]) > 3, "drafting has not begun again"
+    check_wrong_at_first(run_backend, drafter_job(tiny_models, mode, 3, "always", kind="cycle", **WRONG_AT_FIRST))
 
 
 def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:
-    job = drafter_job(
-        tiny_models,
-        "dspark",
-        7,
-        "random",
-        requests=(Request(PROMPTS[0], 4),),
-        setup=(f"{SETUPS}:small_gpu",),
-        start_args={"max_total_token_num": None, "mem_fraction": 0.9},
-    )
-    drafted = run_backend(job).ranks[0].slots.total
-    plain = run_backend(Job(job.target, job.requests, setup=job.setup, start_args=job.start_args))
-    without = plain.ranks[0].slots.total
-    cell = 2 * 4 * 2 * 16 * 4  # keys and values of 4 layers with 2 heads of 16, in 4 bytes
-    extra = 2 * 2 * 4 * 16 * 4  # of the drafter's 2 layers with 4 heads
     layer = 64 * (8 * 16 + 2 * 4 * 16) + 64 * 128 + 3 * 64 * 96 + 2 * 64 + 2 * 16
     heads = 2 * 128 * 24 + 64 + 24 + 1
-    weights = 2 * layer + heads + 2 * 128 * 64 + 2 * 64 + 64 * 3 * 64
-    assert without > 3000
-    assert drafted == (without * cell - 4 * weights) // (cell + extra)
+    check_pool(
+        run_backend,
+        drafter_job(tiny_models, "dspark", 7, "random", **SMALL_GPU),
+        slot_bytes=2 * 2 * 4 * 16 * 4,  # of the drafter's 2 layers with 4 heads
+        weights=2 * layer + heads + 2 * 128 * 64 + 2 * 64 + 64 * 3 * 64,
+    )

@@ -69,14 +69,17 @@ class AttentionPlan:
     unpad: torch.Tensor | None
 
 
-def plan_attention(blocks: Sequence[Block], queries_per_key: int) -> AttentionPlan:
-    """Group the blocks of a forward. Rows of the batch are those of blocks[0], then blocks[1], ..."""
+def plan_attention(blocks: Sequence[Block], queries_per_key: int, num_slots: int) -> AttentionPlan:
+    """Group the blocks of a forward. Rows of the batch are those of blocks[0], then blocks[1], ...
+
+    A call pads contexts, so it reads slots that its requests do not have, none past the ``num_slots`` of the cache.
+    """
     order: list[IntArray] = []
     pad: list[IntArray] = []
     unpad: list[IntArray] = []
     groups: list[Group] = []
     internal = padded = 0
-    for parts in _group(blocks):
+    for parts in _group(blocks, num_slots):
         rows = max(part.rows for part in parts)
         groups.append(_make_group(parts, padded, rows, queries_per_key))
         for part in parts:
@@ -146,7 +149,7 @@ def _make_group(blocks: Sequence[Block], first_row: int, rows: int, queries_per_
     return Group(first_row, len(blocks), rows, context, start, stride, gather, mask)
 
 
-def _group(blocks: Sequence[Block]) -> list[list[Part]]:
+def _group(blocks: Sequence[Block], num_slots: int) -> list[list[Part]]:
     """The parts of all blocks, by calls: first parts in strided calls, what is beyond them, scattered blocks."""
     first_rows = np.cumsum([0, *(block.rows for block in blocks)]).tolist()
     shared = _shared_rows([block.rows for block in blocks if block.run_start is not None])
@@ -164,8 +167,8 @@ def _group(blocks: Sequence[Block]) -> list[list[Part]]:
     by_rows: dict[int, list[Part]] = {}
     for part in beyond:
         by_rows.setdefault(_row_class(part.rows), []).append(part)
-    calls = _strided(first) if first else []
-    return [*calls, *(call for _, parts in sorted(by_rows.items()) for call in _strided(parts)), *alone]
+    calls = _strided(first, num_slots) if first else []
+    return [*calls, *(call for _, parts in sorted(by_rows.items()) for call in _strided(parts, num_slots)), *alone]
 
 
 def _shared_rows(counts: list[int]) -> int:
@@ -181,19 +184,23 @@ def _shared_rows(counts: list[int]) -> int:
     return distinct[int(cost.argmin())]
 
 
-def _strided(parts: list[Part]) -> list[list[Part]]:
-    """Parts that share a call: at equal distances in the cache, with about equal contexts."""
+def _strided(parts: list[Part], num_slots: int) -> list[list[Part]]:
+    """Parts that share a call: at equal distances in the cache, with about equal contexts that fit into it."""
     parts = sorted(parts, key=lambda part: part.run_start or 0)
     calls: list[list[Part]] = []
     current: list[Part] = []
     total = longest = stride = 0
     for part in parts:
-        distance = (part.run_start or 0) - (current[-1].run_start or 0) if current else 0
-        balanced = max(longest, part.context) * (len(current) + 1) <= _MAX_CONTEXT_RATIO * (total + part.context)
-        if current and balanced and (len(current) == 1 or distance == stride):
+        start = part.run_start or 0
+        distance = start - (current[-1].run_start or 0) if current else 0
+        padded = max(longest, part.context)
+        balanced = padded * (len(current) + 1) <= _MAX_CONTEXT_RATIO * (total + part.context)
+        # Parts come in the order of the cache: the last one is the first to reach its end.
+        fits = balanced and start + padded <= num_slots
+        if current and fits and (len(current) == 1 or distance == stride):
             stride = distance
             current.append(part)
-            total, longest = total + part.context, max(longest, part.context)
+            total, longest = total + part.context, padded
         else:
             if current:
                 calls.append(current)

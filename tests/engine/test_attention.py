@@ -18,7 +18,7 @@ def scattered(rows: int, context: int, seed: int) -> Block:
 
 
 def sizes(blocks: list[Block]) -> list[int]:
-    return sorted(group.count for group in plan_attention(blocks, HEADS // KEY_HEADS).groups)
+    return sorted(group.count for group in plan_attention(blocks, HEADS // KEY_HEADS, NUM_SLOTS).groups)
 
 
 def check_against_one_row_at_a_time(blocks: list[Block]) -> None:
@@ -26,7 +26,7 @@ def check_against_one_row_at_a_time(blocks: list[Block]) -> None:
     keys, values = torch.randn(2, KEY_HEADS, NUM_SLOTS, DIM, generator=generator)
     num_rows = sum(block.rows for block in blocks)
     queries = torch.randn(num_rows, HEADS, DIM, generator=generator)
-    plan = plan_attention(blocks, HEADS // KEY_HEADS)
+    plan = plan_attention(blocks, HEADS // KEY_HEADS, NUM_SLOTS)
     laid_out = queries if plan.order is None else queries[plan.order]
     found = attend(laid_out, keys, values, plan)
     if plan.inverse is not None:
@@ -83,7 +83,7 @@ def test_a_request_that_does_not_fit_in_gets_its_own_call(blocks: list[Block]) -
 
 def test_rows_that_few_requests_have_follow_the_call_that_serves_all_of_them() -> None:
     blocks = [block(1, 50, 0), block(2, 50, 100), block(1, 50, 200), block(16, 50, 300)]
-    groups = plan_attention(blocks, HEADS // KEY_HEADS).groups
+    groups = plan_attention(blocks, HEADS // KEY_HEADS, NUM_SLOTS).groups
     assert [(group.count, group.rows) for group in groups] == [(4, 2), (1, 14)]
     check_against_one_row_at_a_time(blocks)
 
@@ -94,6 +94,15 @@ def test_a_row_or_two_more_than_others_have_are_not_worth_a_call() -> None:
     check_against_one_row_at_a_time(blocks)
 
 
+def test_no_call_reads_past_the_end_of_the_cache() -> None:
+    blocks = [block(1, 60, 400), block(1, 50, NUM_SLOTS - 50)]
+    assert sizes(blocks) == [1, 1]
+    check_against_one_row_at_a_time(blocks)
+    fitting = [block(1, 50, 400), block(1, 60, NUM_SLOTS - 60)]
+    assert sizes(fitting) == [2]
+    check_against_one_row_at_a_time(fitting)
+
+
 def test_a_single_full_row_needs_no_mask() -> None:
-    (group,) = plan_attention([block(1, 50, 0)], 3).groups
+    (group,) = plan_attention([block(1, 50, 0)], 3, NUM_SLOTS).groups
     assert group.mask is None

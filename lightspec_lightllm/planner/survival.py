@@ -1,7 +1,7 @@
 """Survivals of drafts with confidences, added up from tables of whole numbers.
 
 The log-odds of a draft are the sum of a term of its confidence, one of its depth and one of its request (see
-`acceptance`). Each is rounded to 1/16; a table then says how many bits, in steps of 1/128, an acceptance of such
+`acceptance`). Each is rounded to 1/32; a table then says how many bits, in steps of 1/128, an acceptance of such
 log-odds takes off a survival. Sums of these along the depths are *cells*: a draft in cell c survives with probability
 ``2^(-c / 128)``. Cells never fall with depth, as survivals must not grow, and are the same bit for bit on every rank.
 """
@@ -17,7 +17,7 @@ from lightspec_lightllm.planner.confidence import BIN_OF_CODE
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
-ODDS_STEPS = 16
+ODDS_STEPS = 32
 """Steps per unit of log-odds."""
 
 BIT_STEPS = 128

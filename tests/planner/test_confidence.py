@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
@@ -32,6 +32,7 @@ def test_a_bin_holds_the_confidences_around_its_centre(values: list[float]) -> N
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), with_levels=st.booleans())
+@example(seed=442164, with_levels=False)  # roundings of the depths that hardly cancel
 def test_survivals_by_look_up_are_those_of_the_model(seed: int, with_levels: bool) -> None:
     rng = np.random.default_rng(seed)
     bins, depths, plain = rng.uniform(-3, 4, NUM_BINS), rng.uniform(-1, 1, 15), rng.uniform(-3, 3, 15)

@@ -55,6 +55,8 @@ SHIFT_PRIOR = 20.0
 SCALE_PRIOR = 150.0
 """Information, times squared log-odds, behind a confidence that needs no scaling."""
 
+_POWERS = np.stack((np.ones(NUM_BINS), BIN_CENTRES, BIN_CENTRES * BIN_CENTRES))
+
 
 def logit(probability: float) -> float:
     """Log-odds of a probability in (0, 1)."""
@@ -82,6 +84,7 @@ class AcceptanceModel:
         self._theta_prior = 0.0 if use_confidence else prior_logit
         self._theta_prior_info = 20 * INFO_PER_TRIAL if use_confidence else 5 * INFO_PER_TRIAL
         self._phi_prior_info = 6 * INFO_PER_TRIAL
+        self._least_doubt = 1.0 / math.sqrt(self._memory + self._theta_prior_info)
         self._theta = np.full(max_draft_steps, self._theta_prior)
         self._theta_info = np.zeros(max_draft_steps)
         self._phi = np.zeros(self.num_bins)
@@ -114,15 +117,14 @@ class AcceptanceModel:
         Bins that are seldom tried because they look hopeless thus learn from the others, so that a confidence that
         means nothing is found out.
         """
-        x, info = BIN_CENTRES, self._phi_info
-        total, first = float(info @ self._phi), float(info @ x)
-        second, cross = float(info @ (x * x)), float(info @ (x * self._phi))
-        shift_info, scale_info = float(info.sum()) + SHIFT_PRIOR, second + SCALE_PRIOR
+        seen, first, second = (_POWERS @ self._phi_info).tolist()
+        total, cross = (_POWERS[:2] @ (self._phi_info * self._phi)).tolist()
+        shift_info, scale_info = seen + SHIFT_PRIOR, second + SCALE_PRIOR
         determinant = shift_info * scale_info - first * first
         scale = (shift_info * (cross + SCALE_PRIOR) - first * total) / determinant
         scale = min(max(scale, 0.0), 2.0)
         shift = (total - scale * first) / shift_info
-        return np.minimum(np.maximum(shift + scale * x, -2.5), 2.5)
+        return cast(FloatArray, np.minimum(np.maximum(shift + scale * BIN_CENTRES, -2.5), 2.5))
 
     @property
     def table(self) -> FloatArray:
@@ -147,9 +149,13 @@ class AcceptanceModel:
 
     def hope(self) -> FloatArray:
         """float[K], log-odds by which an acceptance may be better than it looks; 0 once trials are many."""
-        full = 1.0 / math.sqrt(self._memory + self._theta_prior_info)
-        doubt = 1.0 / np.sqrt(self._theta_info + self._theta_prior_info) - full
+        doubt = 1.0 / np.sqrt(self._theta_info + self._theta_prior_info) - self._least_doubt
         return HOPE * np.maximum(doubt, 0.0)
+
+    def first_hope(self) -> float:
+        """The same of the first depth alone."""
+        doubt = 1.0 / math.sqrt(float(self._theta_info[0]) + self._theta_prior_info) - self._least_doubt
+        return HOPE * max(doubt, 0.0)
 
     def hopeful(self, levels: IntArray | None) -> FloatArray:
         """float[K]: acceptance of a batch of int[N] levels if what was seen, and half of what these requests have in
@@ -241,15 +247,15 @@ class RequestOffsets:
         self._offset = np.zeros(capacity)
         self._info = np.zeros(capacity)
         self._level = np.full(capacity, NEUTRAL_LEVEL, dtype=np.int64)
-        self._last_ids: IntArray | None = None
+        self._position = np.zeros(capacity, dtype=np.int64)
+        self._last_ids = b""
         self._last_entries = np.zeros(0, dtype=np.int64)
 
     def entries(self, request_ids: IntArray) -> IntArray:
         """Table entries of the batch's requests, cleared for those that are new. The same array for the same batch."""
-        last = self._last_ids
-        if last is not None and last.shape == request_ids.shape and bool((last == request_ids).all()):
-            return self._last_entries
-        self._last_ids, self._last_entries = request_ids.copy(), self.find(request_ids)
+        ids = request_ids.tobytes()
+        if ids != self._last_ids:
+            self._last_ids, self._last_entries = ids, self.find(request_ids)
         return self._last_entries
 
     def find(self, request_ids: IntArray) -> IntArray:
@@ -274,9 +280,8 @@ class RequestOffsets:
         Args:
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        entries, place = np.unique(entries, return_inverse=True)
-        information = sums(place, scores[1], len(entries))
-        residual = sums(place, scores[0], len(entries)) - information * rise
+        entries, information, residual = self._by_entry(entries, scores)
+        residual = residual - information * rise
         info = self._info[entries]
         offset = self._offset[entries]
         read = info * offset / (info + self._prior)
@@ -292,6 +297,17 @@ class RequestOffsets:
         shrunk = total * offset / (total + self._prior)
         level = np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL
         self._level[entries] = np.minimum(np.maximum(level, 0, out=level), LEVELS - 1, out=level)
+
+    def _by_entry(self, entries: IntArray, scores: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Entries without repetition, with the information and the residual of each: float[2, M] scores added up."""
+        positions = np.arange(len(entries))
+        self._position[entries] = positions
+        last = self._position.take(entries)  # where the same entry stands for the last time
+        kept = (last == positions).nonzero()[0]
+        if len(kept) == len(entries):
+            return entries, scores[1], scores[0]
+        information, residual = sums(last, scores[1], len(entries)), sums(last, scores[0], len(entries))
+        return entries.take(kept), information.take(kept), residual.take(kept)
 
     def _learn_spread(self, offset: FloatArray, information: FloatArray) -> None:
         """How much the requests of a batch differ. What they have in common says nothing of it."""

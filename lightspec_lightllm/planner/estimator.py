@@ -16,11 +16,11 @@ from lightspec_lightllm.planner.acceptance import (
     logit,
     raised,
 )
-from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES, bins_of, codes_of
+from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.levels import LevelTable
 from lightspec_lightllm.planner.options import PlannerOptions
-from lightspec_lightllm.planner.survival import NO_DRAFT, SurvivalTable, survival_of
+from lightspec_lightllm.planner.survival import NO_DRAFT, CellArray, SurvivalTable, survival_of
 from lightspec_lightllm.planner.trials import (
     Learned,
     SeenRound,
@@ -42,6 +42,10 @@ LEARN_LARGE = 12
 
 LARGE_BATCH = 64
 """Requests from which on learning is spread over rounds; what smaller batches take is calls rather than work."""
+
+SPREAD, SPREAD_CONFIDENT = 1, 2
+"""Parts of the learning that are done with one round of a large batch, without and with confidences: so many that the
+work of a round with confidences, which take longer to read, is over in less than half of the rounds."""
 
 WARM_VERSIONS = 4 * LEARN_ROUNDS
 """Versions of the tables after which a planner is warm."""
@@ -104,7 +108,7 @@ class AcceptanceEstimator:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
         self._neutral = self._marginal.acceptance()
-        self.hope = float((self._calibrated if self._sure else self._marginal).hope()[0])
+        self.hope = (self._calibrated if self._sure else self._marginal).first_hope()
         self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._levels_built: LevelTable | None = None
         self._survivals_built: SurvivalTable | None = None
@@ -136,8 +140,8 @@ class AcceptanceEstimator:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
 
-    def cells(self, codes: IntArray, levels: IntArray | None, proposed: IntArray | None = None) -> IntArray:
-        """int[D, N]: survivals of drafts by their confidences (see `survival`), of int[D, N] codes.
+    def cells(self, codes: IntArray, levels: IntArray | None, proposed: IntArray | None = None) -> CellArray:
+        """int16[D, N]: survivals of drafts by their confidences (see `survival`), of int[D, N] codes.
 
         Args:
             proposed: int[N], how many drafts there are of each request; None: all are meant.
@@ -153,7 +157,7 @@ class AcceptanceEstimator:
         return cells
 
     def waiting(
-        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, cells: IntArray | None
+        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, cells: CellArray | None
     ) -> tuple[GainCurve, FloatArray | None]:
         """Gain curve of the waiting drafts, and the float[N, K] survivals to take rows by.
 
@@ -162,7 +166,7 @@ class AcceptanceEstimator:
 
         Args:
             tally: int[K + 1], how many requests propose 0, 1, .. K drafts.
-            cells: int[D, N], of the waiting drafts, where their confidences are known and used.
+            cells: int16[D, N], of the waiting drafts, where their confidences are known and used.
         """
         num_requests = len(proposed)
         if cells is not None:
@@ -256,8 +260,9 @@ class AcceptanceEstimator:
             rounds, self._rounds, self._waited = self._rounds, [], 0
             self._work = self._take_in(rounds)
         if self._work is not None:
-            for _ in self._work:
-                if num_requests >= LARGE_BATCH and self.version >= WARM_VERSIONS:
+            most = SPREAD_CONFIDENT if self._sure else SPREAD
+            for done, _ in enumerate(self._work, 1):
+                if done == most and num_requests >= LARGE_BATCH and self.version >= WARM_VERSIONS:
                     return
             self._work = None
 
@@ -265,7 +270,7 @@ class AcceptanceEstimator:
         """Learn from some rounds, in parts that each take less time than a plan, and read the models anew."""
         judged = []
         sure = [seen for seen in rounds if seen.codes is not None]
-        residual, information, rise, requests = self._learn_marginal(rounds)
+        residual, information, rise, requests = yield from self._learn_marginal(rounds)
         judged.append(requests)
         yield
         if not sure:
@@ -275,6 +280,7 @@ class AcceptanceEstimator:
             if told is not None:
                 residual, information, rise, requests = told
                 judged.append(requests)
+            yield
         if found := [pair for pair in judged if pair is not None]:
             entries, scores = zip(*found, strict=True)
             self._offsets.learn(joined(list(entries)), np.concatenate(scores, axis=1), rise)
@@ -287,7 +293,7 @@ class AcceptanceEstimator:
         if sure:
             self._survivals()
 
-    def _learn_marginal(self, rounds: list[SeenRound]) -> Learned:
+    def _learn_marginal(self, rounds: list[SeenRound]) -> Generator[None, None, Learned]:
         """What trials say by depth and, where confidences are not used, by request."""
         most = self.max_draft_steps
         accepted = np.bincount(joined([seen.accepted for seen in rounds]), minlength=most + 2)
@@ -304,6 +310,7 @@ class AcceptanceEstimator:
             trials = joined([seen.trials for seen in known])
             entries = self._offsets.find(joined([seen.request_ids for seen in known if seen.request_ids is not None]))
             levels, table = self._offsets.levels(entries), self._levels_table()
+            yield
             counts = at_least(by_level(trials, levels, most))
             expected += np.add.reduce(counts * self._marginal.table)
             information += np.add.reduce(counts * information_of(self._marginal.table))
@@ -311,6 +318,7 @@ class AcceptanceEstimator:
             successes = joined([seen.accepted for seen in known]) - 1
             requests = entries, np.stack((successes - hoped, telling))
         residual = at_least(accepted)[1:] - expected
+        yield
         return Learned(residual, information, self._marginal.learn(residual, information), requests)
 
     def _learn_calibrated(self, rounds: list[SeenRound]) -> Generator[None, None, Learned | None]:
@@ -330,17 +338,19 @@ class AcceptanceEstimator:
         if self.trusts_confidence and all(seen.request_ids is not None for seen in chosen):
             entries = self._offsets.find(joined([seen.request_ids for seen in chosen if seen.request_ids is not None]))
             levels = self._offsets.levels(entries)
+        yield
         self._history.push(self.cells(codes, levels), proposed)
         if not num_trials:
             return None
         accepted = joined([seen.accepted for seen in chosen])
         trials = single_trials(joined([seen.trials for seen in chosen]), accepted, codes)
+        yield
         of_trials = None if levels is None else levels.take(trials.request)
         expected = self._survivals().acceptance(trials.code, trials.depth, of_trials)
         scores = trials.right - expected, information_of(expected)
         self._judge(trials)
         yield
-        rise = self._calibrated.learn_bins(*summed(bins_of(trials.code), *scores, NUM_BINS))
+        rise = self._calibrated.learn_bins(*summed(BIN_OF_CODE.take(trials.code), *scores, NUM_BINS))
         residual, information = summed(trials.depth, *scores, self.max_draft_steps)
         rise += self._calibrated.learn(residual - information * rise, information)
         if not self.trusts_confidence:
@@ -352,7 +362,8 @@ class AcceptanceEstimator:
         """Whether confidences tell more than depths alone: by the likelihood of trials under both models."""
         told = self._survivals().acceptance(trials.code, trials.depth, None)
         plain = self._neutral.take(trials.depth)
-        ratio = np.where(trials.right > 0, told / plain, (1.0 - told) / (1.0 - plain))
+        wrong = 1 - trials.right
+        ratio = np.abs(wrong - told) / np.abs(wrong - plain)
         keep = math.exp(-len(ratio) / SKILL_TRIALS)
         self._skill = keep * self._skill + float(np.add.reduce(np.log(ratio)))
         if abs(self._skill) > SKILL_DOUBT:

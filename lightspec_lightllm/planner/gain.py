@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, survival_of
+from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, CellArray, survival_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 _SHARED = 3
@@ -78,10 +78,11 @@ class GainCurve:
     @classmethod
     def of(cls, count: FloatArray | IntArray, value: FloatArray) -> GainCurve:
         """The curve of ``count`` rows of each survival, highest survival first."""
+        count = count.astype(np.float64)  # first: to change type while accumulating is slow
         rows = np.zeros(len(count) + 1)
         gain = np.zeros(len(count) + 1)
         np.add.accumulate(count, out=rows[1:])
-        np.add.accumulate(count * value, out=gain[1:])
+        np.add.accumulate(np.multiply(count, value, out=count), out=gain[1:])
         return cls(rows, gain)
 
     @classmethod
@@ -92,7 +93,7 @@ class GainCurve:
         return cls(np.arange(len(gain), dtype=np.float64), gain)
 
     @classmethod
-    def of_cells(cls, cells: IntArray) -> GainCurve:
+    def of_cells(cls, cells: CellArray) -> GainCurve:
         """The curve of single drafts by cell (see `survival`), of those that there are and that may be accepted."""
         count = np.bincount((cells >> _SHARED).ravel(), minlength=_CURVE_CELLS)
         return cls.of(count[:_CURVE_CELLS], _CURVE_VALUE)
@@ -122,12 +123,12 @@ class SurvivalHistory:
     WINDOW = 256
 
     def __init__(self, max_draft_steps: int) -> None:
-        self._rounds: deque[IntArray] = deque()
+        self._rounds: deque[CellArray] = deque()
         self._held = 0
-        self._depth_offset = np.arange(max_draft_steps)[:, None] * _HISTORY_BINS
+        self._depth_offset = np.arange(max_draft_steps, dtype=np.int16)[:, None] * np.int16(_HISTORY_BINS)
 
-    def push(self, cells: IntArray, proposed: IntArray) -> None:
-        """Add a round's int[K, N] cells, which must not change afterwards; only the newest rounds are kept.
+    def push(self, cells: CellArray, proposed: IntArray) -> None:
+        """Add a round's int16[K, N] cells, which must not change afterwards; only the newest rounds are kept.
 
         Requests without a proposal say nothing.
         """

@@ -11,6 +11,9 @@ import numpy.typing as npt
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.types import BatchView, FloatArray, IntArray, RoundFeedback
 
+NUMBERS = (int, float, np.integer, np.floating)
+"""Types of one number."""
+
 _ONE_BITS = int(np.float64(1.0).view(np.uint64))
 
 
@@ -182,4 +185,4 @@ def _whole(name: str, values: object) -> IntArray:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and math.isfinite(value) and float(value) > 0.0
+    return isinstance(value, NUMBERS) and math.isfinite(value) and float(value) > 0.0

@@ -15,6 +15,7 @@ from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import WARM_VERSIONS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
 from lightspec_lightllm.planner.intake import (
+    NUMBERS,
     Outcome,
     read_backlog,
     read_confidence,
@@ -26,6 +27,7 @@ from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
 from lightspec_lightllm.planner.steps import budget_ends, catching_up_ms, compared_steps, legal_steps, steps_values
+from lightspec_lightllm.planner.survival import CellArray
 from lightspec_lightllm.planner.trials import Reading, SeenRound
 from lightspec_lightllm.planner.types import (
     BatchView,
@@ -71,7 +73,6 @@ class LightspecPlanner:
         self.options = options
         self.counters = PlannerCounters()
         self._legal = legal_steps(drafter, max_draft_steps)
-        self._counts = np.arange(max_draft_steps + 1)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
         self._drift = CostDrift()
@@ -104,17 +105,15 @@ class LightspecPlanner:
             return Plan(0, 0)
         proposed, tally = read_proposals(view, self.max_draft_steps)
         levels, cells, reading = self._read(view, proposed, tally)
-        available = int(self._counts @ tally)
+        available = int(np.add.reduce(proposed))
         backlog = min(read_backlog(view, self._backlog), BACKLOG_TOKENS * num_requests)
         fresh = self._settle(num_requests)
 
         curve, survival, rows = self._choose_budget(proposed, tally, available, levels, cells, backlog)
         if fresh and self._search_in < 0:
-            self._search_in = 0 if self._estimator.version <= WARM_VERSIONS else 2
+            self._search_in = 0 if self._estimator.version <= WARM_VERSIONS else 1  # no round does everything
         if self._search_in == 0:
             self._found_steps = self._choose_steps(num_requests, levels, backlog)
-        elif self._search_in == 1:
-            self._estimator.future(num_requests, levels)  # prepared, so that no round does everything
         self._search_in = max(self._search_in - 1, -1)
         rows, steps, probe = self._maybe_probe(num_requests, available, rows, self._found_steps, backlog)
 
@@ -160,7 +159,7 @@ class LightspecPlanner:
         tally: IntArray,
         available: int,
         levels: IntArray | None,
-        cells: IntArray | None,
+        cells: CellArray | None,
         backlog: int,
     ) -> tuple[GainCurve, FloatArray | None, int]:
         """Gain curve of the waiting drafts, the survivals to take rows by, and the verify budget."""
@@ -225,11 +224,11 @@ class LightspecPlanner:
 
     def _read(
         self, view: BatchView, proposed: IntArray, tally: IntArray
-    ) -> tuple[IntArray | None, IntArray | None, Reading | None]:
+    ) -> tuple[IntArray | None, CellArray | None, Reading | None]:
         """The requests' levels, and the cells of the waiting drafts (see `survival`) with the confidences they are
         from; notes the batch's context. Only as many depths are read as some request proposes."""
         context = view.context_tokens
-        if not isinstance(context, int | float):
+        if not isinstance(context, NUMBERS):
             context = float(np.add.reduce(context, axis=None)) / np.size(context)
         if not 0.0 <= context < math.inf:
             raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
@@ -244,7 +243,8 @@ class LightspecPlanner:
             return levels, None, None
         deepest = int(tally.nonzero()[0][-1])
         codes = codes_of(confidence, deepest, some_unknown=num_unknown > 0)
-        return levels, self._estimator.cells(codes, levels, proposed), Reading(view.confidence, codes)
+        ragged = None if tally[deepest] == len(proposed) else proposed
+        return levels, self._estimator.cells(codes, levels, ragged), Reading(view.confidence, codes)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""

@@ -4,18 +4,21 @@ The log-odds of a draft are the sum of a term of its confidence, one of its dept
 `acceptance`). Each is rounded to 1/32; a table then says how many bits, in steps of 1/128, an acceptance of such
 log-odds takes off a survival. Sums of these along the depths are *cells*: a draft in cell c survives with probability
 ``2^(-c / 128)``. Cells never fall with depth, as survivals must not grow, and are the same bit for bit on every rank.
+All of these fit into 16 bits, which makes them quick to add.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from lightspec_lightllm.planner.confidence import BIN_OF_CODE
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+CellArray = npt.NDArray[np.int16]
 
 ODDS_STEPS = 32
 """Steps per unit of log-odds."""
@@ -31,11 +34,11 @@ NO_DRAFT = MAX_DRAFT_STEPS * LAST_CELL + BIT_STEPS
 
 _MOST_ODDS = 24
 _ODDS = np.arange(-_MOST_ODDS * ODDS_STEPS, _MOST_ODDS * ODDS_STEPS + 1) / ODDS_STEPS
-_BITS = np.minimum(np.rint(np.log2(1.0 + np.exp(-_ODDS)) * BIT_STEPS), LAST_CELL).astype(np.int64)
+_BITS = np.minimum(np.rint(np.log2(1.0 + np.exp(-_ODDS)) * BIT_STEPS), LAST_CELL).astype(np.int16)
 _SURVIVAL = np.append(np.exp2(-np.arange(LAST_CELL) / BIT_STEPS), 0.0)
 
 
-def survival_of(cells: IntArray) -> FloatArray:
+def survival_of(cells: CellArray) -> FloatArray:
     """Probability that drafts in these cells and all before them are accepted."""
     return cast(FloatArray, _SURVIVAL.take(cells, mode="clip"))
 
@@ -55,19 +58,21 @@ class SurvivalTable:
         self._depths = depths
         self._offsets = offsets
         self._whole_terms = _whole(self._terms)
-        self._whole_depths = _whole(depths)[:, None] + _MOST_ODDS * ODDS_STEPS
+        self._whole_depths = _whole(depths[:, None] + _MOST_ODDS)
         self._whole_offsets = _whole(offsets)
 
-    def cells(self, codes: IntArray, levels: IntArray | None) -> IntArray:
-        """int[D, N]: cells of int[D, N] codes; requests of int[N] levels, or all like the batch."""
+    def cells(self, codes: IntArray, levels: IntArray | None) -> CellArray:
+        """int16[D, N]: cells of int[D, N] codes; requests of int[N] levels, or all like the batch."""
         odds = self._whole_terms.take(codes)
         odds += self._whole_depths[: len(codes)]
         if levels is not None:
             odds += self._whole_offsets.take(levels)
-        cells = _BITS.take(odds, mode="clip")
-        for shallower, deeper in pairwise(cells):  # faster than accumulating along the first axis
-            np.add(shallower, deeper, out=deeper)
-        return cast(IntArray, cells)
+        cells = cast(CellArray, _BITS.take(odds, mode="clip"))
+        reach = 1
+        while reach < len(cells):  # sums along depths by doubling (Hillis and Steele, 1986): few calls
+            cells[reach:] += cells[:-reach].copy()
+            reach *= 2
+        return cells
 
     def acceptance(self, codes: IntArray, depths: IntArray, levels: IntArray | None) -> FloatArray:
         """float[T]: conditional acceptance of single drafts, by code, depth from 0, and level of the request."""
@@ -77,5 +82,5 @@ class SurvivalTable:
         return 1.0 / (1.0 + np.exp(-odds))
 
 
-def _whole(log_odds: FloatArray) -> IntArray:
-    return cast(IntArray, np.rint(log_odds * ODDS_STEPS).astype(np.int64))
+def _whole(log_odds: FloatArray) -> CellArray:
+    return np.rint(log_odds * ODDS_STEPS).astype(np.int16)

@@ -24,6 +24,9 @@ class Reading(NamedTuple):
     codes: IntArray
 
 
+_NO_CODES = np.zeros((0, 0), dtype=np.int64)
+
+
 class SeenRound(NamedTuple):
     """One round that was fed back and not learned from yet.
 
@@ -49,7 +52,7 @@ class SeenRound(NamedTuple):
 
     def without_codes(self) -> SeenRound:
         """The same round, of whose confidences nothing need be kept but that there were some."""
-        return self if self.codes is None else self._replace(codes=self.codes[:0].copy())
+        return SeenRound(*self[:-1], None if self.codes is None else _NO_CODES)
 
 
 class Learned(NamedTuple):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalHistory, SurvivalMass
-from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, NO_DRAFT
+from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, NO_DRAFT, CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.worlds import survival_of, survivals
 
 
-def cells_of(survival: FloatArray) -> IntArray:
-    """int[K, N] cells of float[N, K] survivals."""
-    cells = np.rint(-np.log2(np.maximum(survival, 1e-9)) * BIT_STEPS).astype(np.int64)
+def cells_of(survival: FloatArray) -> CellArray:
+    """int16[K, N] cells of float[N, K] survivals."""
+    cells = np.rint(-np.log2(np.maximum(survival, 1e-9)) * BIT_STEPS).astype(np.int16)
     return np.asarray(np.minimum(cells, LAST_CELL).T)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,12 +24,16 @@ SHORT = (Request((5, 9, 33, 77, 120), 3, PENALTIES), Request((101, 3, 44), 3))
 
 @pytest.mark.lightllm
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kernels"), [("eagle_no_att", 11), ("eagle_with_att", 12)])
+@pytest.mark.parametrize(
+    ("mode", "family", "kernels"),
+    [("eagle_no_att", None, 11), ("eagle_with_att", None, 12), ("eagle_no_att", "qwen3_moe", 17)],
+)
 def test_twins_compute_what_the_kernels_compute(
-    mode: str, kernels: int, tiny_models: Models, run_backend: RunBackend
+    mode: str, family: str | None, kernels: int, tiny_models: Models, run_backend: RunBackend
 ) -> None:
     """On the arguments of a real run, chunked so that prefill attention has something cached to look at."""
-    job = mtp_job(tiny_models, mode, 2, "half", requests=SHORT, kernels="checked", chunked_prefill_size=3, timeout=600)
+    checked: dict[str, Any] = {"kernels": "checked", "chunked_prefill_size": 3, "timeout": 600}
+    job = mtp_job(tiny_models, mode, 2, "half", family=family, requests=SHORT, **checked)
     compared = run_backend(job).ranks[0].compared_kernels
     assert len(compared) == kernels
     assert min(compared.values()) > 1

@@ -16,16 +16,28 @@ from tests.adapters.lightllm.harness.workload import PROMPTS, mtp_job, requests
 
 pytestmark = pytest.mark.lightllm
 
+WITH_EXPERTS = [
+    *(("eagle_no_att", None), ("eagle_with_att", None)),
+    *(pytest.param(mode, "qwen3_moe", marks=pytest.mark.slow) for mode in ("eagle_no_att", "vanilla_no_att")),
+]
+"""Modes, each with the harness's own target or with one that has experts."""
+
 ADVERSARIES = ("random_plans", "everything", "nothing_verified", "long_rests")
 
 
 @pytest.mark.parametrize(
-    ("mode", "steps"), [*((mode, 2) for mode in MODES), ("eagle_with_att", 15), ("eagle_no_att", 15)]
+    ("mode", "steps", "family"),
+    [
+        *((mode, 2, None) for mode in MODES),
+        ("eagle_with_att", 15, None),
+        ("eagle_no_att", 15, None),
+        *(("eagle_no_att", 3, "qwen3_moe"), ("vanilla_no_att", 3, "qwen3_moe")),
+    ],
 )
 def test_random_budgets_and_steps_keep_the_text(
-    mode: str, steps: int, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, steps: int, family: str | None, *, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(tiny_models, mode, steps, planner="random_plans")
+    job = dynamic_job(tiny_models, mode, steps, family=family, planner="random_plans")
     result = run_backend(job)
     assert result.tokens == text(reference, job)
     assert_dynamic(result)
@@ -35,23 +47,29 @@ def test_random_budgets_and_steps_keep_the_text(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("steps", [2, 7, 11, 15])
+@pytest.mark.parametrize(
+    ("mode", "steps", "family"),
+    [
+        *((mode, steps, None) for mode in MODES for steps in (2, 7, 11, 15)),
+        *(("eagle_no_att", 7, "qwen3_moe"), ("vanilla_no_att", 7, "qwen3_moe")),
+    ],
+)
 @pytest.mark.parametrize("drafter", ["random", "half"])
 @pytest.mark.parametrize("planner", [*ADVERSARIES, None])
 def test_any_planner_with_any_drafter_keeps_the_text(
     mode: str,
     steps: int,
+    family: str | None,
+    *,
     drafter: str,
     planner: str | None,
-    *,
     tiny_models: Models,
     run_backend: RunBackend,
     reference: Reference,
 ) -> None:
     if mode == "vanilla_with_att" and planner == "long_rests":
         planner = "random_plans"
-    job = dynamic_job(tiny_models, mode, steps, drafter, planner=planner)
+    job = dynamic_job(tiny_models, mode, steps, drafter, family=family, planner=planner)
     result = run_backend(job)
     assert result.tokens == text(reference, job)
     assert_dynamic(result)
@@ -67,12 +85,12 @@ def test_the_configured_planner_keeps_the_text(
     assert_dynamic(result)
 
 
-@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+@pytest.mark.parametrize(("mode", "family"), WITH_EXPERTS)
 def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
-    mode: str, tiny_models: Models, run_backend: RunBackend
+    mode: str, family: str | None, tiny_models: Models, run_backend: RunBackend
 ) -> None:
-    dynamic = dynamic_job(tiny_models, mode, 7, planner="random_plans")
-    fixed = mtp_job(tiny_models, mode, 7, "half")
+    dynamic = dynamic_job(tiny_models, mode, 7, family=family, planner="random_plans")
+    fixed = mtp_job(tiny_models, mode, 7, "half", family=family)
     plain = dataclasses.replace(fixed, mtp_mode=None, mtp_step=0, drafts=())
     assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
 
@@ -88,19 +106,19 @@ def test_accepting_every_draft_would_be_noticed(
     assert result.tokens != text(reference, job)
 
 
-@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+@pytest.mark.parametrize(("mode", "family"), WITH_EXPERTS)
 def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
-    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, family: str | None, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(tiny_models, mode, 5, planner="random_plans", **DISTURBED)
+    job = dynamic_job(tiny_models, mode, 5, family=family, planner="random_plans", **DISTURBED)
     check_disturbed(run_backend, reference, job)
 
 
-@pytest.mark.parametrize("mode", ["eagle_no_att", "eagle_with_att"])
+@pytest.mark.parametrize(("mode", "family"), WITH_EXPERTS)
 def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
-    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, family: str | None, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(tiny_models, mode, 5, planner="random_plans", **PAUSES)
+    job = dynamic_job(tiny_models, mode, 5, family=family, planner="random_plans", **PAUSES)
     check_pauses(run_backend, reference, job)
 
 
@@ -153,11 +171,17 @@ def test_a_drafter_that_knows_the_target_is_accepted_whole(
         assert extra == 1
 
 
-@pytest.mark.parametrize("planner", [None, "random_plans"])
+@pytest.mark.parametrize(
+    ("planner", "family"),
+    [
+        *((None, None), ("random_plans", None)),
+        pytest.param("random_plans", "qwen3_moe", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_plan_alike_and_say_the_same(
-    planner: str | None, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    planner: str | None, family: str | None, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = dynamic_job(tiny_models, "eagle_no_att", 5, planner=planner, tp=2, check_every=1)
+    job = dynamic_job(tiny_models, "eagle_no_att", 5, family=family, planner=planner, tp=2, check_every=1)
     result = run_backend(job)
     assert result.tokens == text(reference, job)
     assert_dynamic(result)

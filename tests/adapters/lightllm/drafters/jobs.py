@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lightspec_lightllm.adapters.lightllm.options import CostOptions, LightLLMConfig
 from lightspec_lightllm.config import PlannerConfig
 from tests.adapters.lightllm.dynamic import FEW_COSTS, LONG_SECONDS
 from tests.adapters.lightllm.harness.job import Job
 from tests.adapters.lightllm.harness.models import Models
 from tests.adapters.lightllm.harness.workload import requests
+
+OTHERS = ("llama", "qwen2", "qwen3_moe", "mistral4")
+FAMILIES = ("qwen3", *(pytest.param(family, marks=pytest.mark.slow) for family in OTHERS))
+"""Targets of drafters that read hidden states, one of them in the fast tests."""
 
 
 def drafter_job(

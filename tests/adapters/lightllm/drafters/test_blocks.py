@@ -25,7 +25,7 @@ from tests.adapters.lightllm.checks import (
 )
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.drafters import reference_process
-from tests.adapters.lightllm.drafters.jobs import drafter_job
+from tests.adapters.lightllm.drafters.jobs import FAMILIES, OTHERS, drafter_job
 from tests.adapters.lightllm.dynamic import FEW_COSTS
 from tests.adapters.lightllm.harness.job import Job, JobResult
 from tests.adapters.lightllm.harness.models import Models, cycle_text
@@ -120,26 +120,29 @@ def test_blocks_are_those_of_speculators(
 
 
 @pytest.mark.parametrize(
-    ("mode", "drafter", "kind", "steps"),
+    ("mode", "drafter", "family", "kind", "steps"),
     [
-        ("dflash", "random", "mixed", 3),
-        ("dflash", "speculators", "mixed", 7),
-        ("dspark", "mostly", "cycle", 15),
-        ("dspark", "gated", "mixed", 6),
-        pytest.param("dflash", "mostly", "cycle", 15, marks=slow),
+        ("dflash", "random", "qwen3", "mixed", 3),
+        ("dflash", "speculators", "qwen3", "mixed", 7),
+        ("dflash", "random", "qwen3_moe", "mixed", 7),
+        ("dspark", "mostly", "qwen3", "cycle", 15),
+        ("dspark", "mostly", "qwen3_moe", "cycle", 7),
+        ("dspark", "gated", "qwen3", "mixed", 6),
+        pytest.param("dflash", "mostly", "qwen3", "cycle", 15, marks=slow),
     ],
 )
 def test_random_budgets_and_steps_keep_the_text(
     mode: str,
     drafter: str,
+    family: str,
+    *,
     kind: str,
     steps: int,
-    *,
     tiny_models: Models,
     run_backend: RunBackend,
     reference: Reference,
 ) -> None:
-    job = drafter_job(tiny_models, mode, steps, drafter, kind=kind, planner="random_plans")
+    job = drafter_job(tiny_models, mode, steps, drafter, family=family, kind=kind, planner="random_plans")
     result = run_backend(job)
     assert result.tokens == text(reference, job)
     assert_dynamic(result)
@@ -148,16 +151,20 @@ def test_random_budgets_and_steps_keep_the_text(
 
 
 @slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize(
-    ("mode", "drafter", "kind", "steps"),
+    ("family", "mode", "drafter", "kind", "steps"),
     [
-        ("dflash", "random", "mixed", 3),
-        ("dflash", "random", "mixed", 7),
-        ("dflash", "mostly", "cycle", 15),
-        ("dspark", "rnn", "mixed", 3),
-        ("dspark", "random", "mixed", 7),
-        ("dspark", "mostly", "cycle", 15),
+        (family, *drafted)
+        for drafted in (
+            ("dflash", "random", "mixed", 3),
+            ("dflash", "random", "mixed", 7),
+            ("dflash", "mostly", "cycle", 15),
+            ("dspark", "rnn", "mixed", 3),
+            ("dspark", "random", "mixed", 7),
+            ("dspark", "mostly", "cycle", 15),
+        )
+        for family in ("qwen3", *OTHERS)
+        if family in {"llama", "qwen3"} or drafted[3] > 3
     ],
 )
 @pytest.mark.parametrize("planner", ["random_plans", "everything", "nothing_verified", "long_rests", None])
@@ -201,12 +208,13 @@ def test_strategies_that_use_confidences_run_on_dspark(
     assert np.mean([length for step in result.rounds for length in step.accepted]) > 2
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
-    mode: str, tiny_models: Models, run_backend: RunBackend
+    mode: str, family: str, tiny_models: Models, run_backend: RunBackend
 ) -> None:
-    dynamic = drafter_job(tiny_models, mode, 7, "mostly", kind="cycle", planner="random_plans")
-    fixed = drafter_job(tiny_models, mode, 7, "mostly", kind="cycle", planner="everything")
+    dynamic = drafter_job(tiny_models, mode, 7, "mostly", family=family, kind="cycle", planner="random_plans")
+    fixed = drafter_job(tiny_models, mode, 7, "mostly", family=family, kind="cycle", planner="everything")
     plain = Job(dynamic.target, dynamic.requests)
     assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
 
@@ -228,19 +236,21 @@ def test_accepting_every_draft_would_be_noticed(
     assert result.tokens != text(reference, job)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
-    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, family: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = drafter_job(tiny_models, mode, 5, "mostly", kind="cycle", planner="random_plans", **DISTURBED)
+    job = drafter_job(tiny_models, mode, 5, "mostly", family=family, kind="cycle", planner="random_plans", **DISTURBED)
     check_disturbed(run_backend, reference, job)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
-    mode: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
+    mode: str, family: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = drafter_job(tiny_models, mode, 5, "mostly", kind="cycle", planner="random_plans", **PAUSES)
+    job = drafter_job(tiny_models, mode, 5, "mostly", family=family, kind="cycle", planner="random_plans", **PAUSES)
     check_pauses(run_backend, reference, job)
 
 
@@ -273,9 +283,11 @@ def test_a_drafter_that_knows_the_target_is_accepted_whole(
 
 
 @slow
+@pytest.mark.parametrize("family", ["qwen3", *OTHERS])
 @pytest.mark.parametrize("mode", ["dflash", "dspark"])
-def test_two_ranks_draft_the_same(mode: str, tiny_models: Models, run_backend: RunBackend) -> None:
-    job = drafter_job(tiny_models, mode, 7, "always", kind="cycle", planner="everything", requests=requests(32), tp=2)
+def test_two_ranks_draft_the_same(mode: str, family: str, tiny_models: Models, run_backend: RunBackend) -> None:
+    rounds = {"planner": "everything", "requests": requests(32), "tp": 2}
+    job = drafter_job(tiny_models, mode, 7, "always", family=family, kind="cycle", **rounds)
     result = run_backend(job)
     assert result.tokens == [cycle_text(prompt[-1], 32) for prompt in PROMPTS]
     assert result.ranks[0].rounds == result.ranks[1].rounds

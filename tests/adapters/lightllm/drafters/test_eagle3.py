@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tests.adapters.lightllm.checks import (
 )
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.drafters import eagle3_reference, reference_process
-from tests.adapters.lightllm.drafters.jobs import drafter_job
+from tests.adapters.lightllm.drafters.jobs import FAMILIES, OTHERS, drafter_job
 from tests.adapters.lightllm.dynamic import FEW_COSTS
 from tests.adapters.lightllm.harness.job import Job, JobResult
 from tests.adapters.lightllm.harness.models import Models, cycle_text
@@ -105,7 +106,14 @@ def test_draft_logits_are_those_of_speculators(
 
 
 @pytest.mark.parametrize(
-    ("family", "drafter", "steps"), [("llama", "common", 3), ("qwen2", "half", 3), ("qwen3", "half", 7)]
+    ("family", "drafter", "steps"),
+    [
+        ("llama", "common", 3),
+        ("mistral4", "half", 3),
+        ("qwen2", "half", 3),
+        ("qwen3", "half", 7),
+        ("qwen3_moe", "half", 7),
+    ],
 )
 def test_random_budgets_and_steps_keep_the_text(
     family: str, drafter: str, steps: int, *, tiny_models: Models, run_backend: RunBackend, reference: Reference
@@ -121,8 +129,13 @@ def test_random_budgets_and_steps_keep_the_text(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("steps", [3, 7, 15])
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [
+        *itertools.product(["llama", "qwen3"], [3, 7, 15]),
+        *(("mistral4", 7), ("qwen2", 7), ("qwen3_moe", 7)),
+    ],
+)
 @pytest.mark.parametrize("drafter", ["random", "half"])
 @pytest.mark.parametrize("planner", ["random_plans", "everything", "nothing_verified", "long_rests", None])
 def test_any_planner_with_any_drafter_keeps_the_text(
@@ -141,11 +154,12 @@ def test_any_planner_with_any_drafter_keeps_the_text(
     assert_dynamic(result)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_dynamic_rounds_say_what_fixed_steps_and_no_speculation_say(
-    tiny_models: Models, run_backend: RunBackend
+    family: str, tiny_models: Models, run_backend: RunBackend
 ) -> None:
-    dynamic = drafter_job(tiny_models, "eagle3", 7, "half", planner="random_plans")
-    fixed = drafter_job(tiny_models, "eagle3", 7, "half", planner="everything")
+    dynamic = drafter_job(tiny_models, "eagle3", 7, "half", family=family, planner="random_plans")
+    fixed = drafter_job(tiny_models, "eagle3", 7, "half", family=family, planner="everything")
     plain = Job(dynamic.target, dynamic.requests)
     assert run_backend(dynamic).tokens == run_backend(fixed).tokens == run_backend(plain).tokens
 
@@ -167,17 +181,19 @@ def test_accepting_every_draft_would_be_noticed(
     assert result.tokens != text(reference, job)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_cached_prefixes_stops_and_aborts_keep_the_text(
-    tiny_models: Models, run_backend: RunBackend, reference: Reference
+    family: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = drafter_job(tiny_models, "eagle3", 5, "half", planner="random_plans", **DISTURBED)
+    job = drafter_job(tiny_models, "eagle3", 5, "half", family=family, planner="random_plans", **DISTURBED)
     check_disturbed(run_backend, reference, job)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_requests_that_pause_for_want_of_slots_resume_with_the_same_text(
-    tiny_models: Models, run_backend: RunBackend, reference: Reference
+    family: str, tiny_models: Models, run_backend: RunBackend, reference: Reference
 ) -> None:
-    job = drafter_job(tiny_models, "eagle3", 5, "half", planner="random_plans", **PAUSES)
+    job = drafter_job(tiny_models, "eagle3", 5, "half", family=family, planner="random_plans", **PAUSES)
     check_pauses(run_backend, reference, job)
 
 
@@ -209,10 +225,10 @@ def test_a_drafter_that_knows_the_target_is_accepted_whole(
 
 
 @pytest.mark.slow
-def test_two_ranks_draft_the_same(tiny_models: Models, run_backend: RunBackend) -> None:
-    job = drafter_job(
-        tiny_models, "eagle3", 3, "always", kind="cycle", planner="everything", requests=requests(32), tp=2
-    )
+@pytest.mark.parametrize("family", ["qwen3", *OTHERS])
+def test_two_ranks_draft_the_same(family: str, tiny_models: Models, run_backend: RunBackend) -> None:
+    rounds = {"planner": "everything", "requests": requests(32), "tp": 2}
+    job = drafter_job(tiny_models, "eagle3", 3, "always", family=family, kind="cycle", **rounds)
     result = run_backend(job)
     assert result.tokens == [cycle_text(prompt[-1], 32) for prompt in PROMPTS]
     assert result.ranks[0].rounds == result.ranks[1].rounds

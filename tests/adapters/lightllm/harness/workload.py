@@ -20,9 +20,19 @@ def plain_job(models: Models, family: str, kind: str = "mixed", **options: Any) 
     return Job(models.target(family, kind), **{"requests": requests(), **options})
 
 
-def mtp_job(models: Models, mode: str, steps: int, drafter: str, kind: str = "mixed", **options: Any) -> Job:
-    """``mode``: "vanilla_no_att", ...; ``drafter`` and ``kind``: see the models' package."""
-    family = FAMILIES[mode.partition("_")[2]]
+def mtp_job(
+    models: Models,
+    mode: str,
+    steps: int,
+    drafter: str,
+    kind: str = "mixed",
+    *,
+    family: str | None = None,
+    **options: Any,
+) -> Job:
+    """``mode``: "vanilla_no_att", ...; ``drafter`` and ``kind``: see the models' package; ``family``: another one than
+    that of `FAMILIES`."""
+    family = family or FAMILIES[mode.partition("_")[2]]
     drafts = (models.drafter(family, drafter),) * (steps if mode.startswith("vanilla") else 1)
     speculation = {"mtp_mode": mode, "mtp_step": steps, "drafts": drafts}
     return plain_job(models, family, kind, **speculation, **options)

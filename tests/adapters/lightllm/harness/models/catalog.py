@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.adapters.lightllm.harness.models import blocks, deepseek, dense, eagle3, mistral
+from tests.adapters.lightllm.harness.models import blocks, deepseek, dense, eagle3, mistral, qwen3_moe
 from tests.adapters.lightllm.harness.models.cycle import VOCAB_SIZE
 from tests.adapters.lightllm.harness.models.mistral import Weights
 
@@ -19,7 +19,7 @@ class Models:
     folder: Path
 
     def target(self, family: str, kind: str) -> str:
-        """``family``: "mistral" (MTP layers without attention), "deepseek" (with), "llama", "qwen2" or "qwen3" (for
+        """``family``: "mistral", "qwen3_moe" (MTP layers without attention), "deepseek" (with), or one of `dense` (for
         drafters that read hidden states); ``kind``: "mixed" or "cycle"."""
         return self._existing(f"{family}-{kind}")
 
@@ -51,6 +51,8 @@ def write_models(folder: Path) -> Models:
             save_tokenizer(folder / f"{name}-{kind}")
         for draft in ("copy", "opposite", "random"):
             save(folder / f"{name}-draft-{draft}", draft_config, module.drafter(draft))
+    for draft in ("copy", "opposite", "random"):
+        save(folder / f"qwen3_moe-draft-{draft}", qwen3_moe.DRAFT_CONFIG, qwen3_moe.drafter(draft))
     for family, config in dense.CONFIGS.items():
         for kind in dense.KINDS:
             save(folder / f"{family}-{kind}", config, dense.target(family, kind))

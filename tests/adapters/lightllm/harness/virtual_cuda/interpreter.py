@@ -34,7 +34,7 @@ compared: Counter[str] = Counter()
 """Launches that a kernel's twin was compared in, by kernel name; only while ``kernels`` is "checked"."""
 
 TOLERANCE = 1e-5
-"""Largest difference, absolute or relative, between a kernel and its twin in float32."""
+"""Largest difference, absolute or relative, between a kernel and its twin in float32; see also `twins.COARSE`."""
 
 
 class TwinMismatchError(AssertionError):
@@ -110,9 +110,10 @@ def compare(name: str, twin: Callable[..., None], arguments: Arguments, interpre
     expected, actual = ({key: copy(value) for key, value in arguments.items()} for _ in range(2))
     interpret(expected)
     twin(**actual)
+    tolerance = twins.COARSE.get(name, TOLERANCE)
     for key, value in expected.items():
         if isinstance(value, torch.Tensor) and not torch.allclose(
-            value.double(), actual[key].double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+            value.double(), actual[key].double(), rtol=tolerance, atol=tolerance, equal_nan=True
         ):
             worst = (value.double() - actual[key].double()).abs().max().item()
             raise TwinMismatchError(f"{name}: the twin's {key} differs from the kernel's by up to {worst:g}")

@@ -297,13 +297,98 @@ def latent_prefill_attention(
         Out[rows] = causal_attention(scores * sm_scale, V[kv])
 
 
+def choose_experts(
+    *,
+    topk_weights_ptr: Tensor,
+    topk_indices_ptr: Tensor,
+    gating_output_ptr: Tensor,
+    top_k: int,
+    RENORM: bool,
+    **_: Any,
+) -> None:
+    weights, experts = torch.softmax(gating_output_ptr, -1).topk(top_k)
+    topk_weights_ptr.copy_(weights / weights.sum(-1, keepdim=True).clamp(min=1e-8) if RENORM else weights)
+    topk_indices_ptr.copy_(experts)
+
+
+def group_by_expert(
+    *,
+    topk_ids_ptr: Tensor,
+    topk_weights_ptr: Tensor,
+    expert_to_token_index_ptr: Tensor,
+    expert_to_weight_ptr: Tensor,
+    expert_token_num_ptr: Tensor,
+    **_: Any,
+) -> None:
+    experts, weights = topk_ids_ptr.flatten(), topk_weights_ptr.flatten()
+    for expert in range(len(expert_token_num_ptr)):
+        places = (experts == expert).nonzero()[:, 0]
+        expert_token_num_ptr[expert] = len(places)
+        expert_to_token_index_ptr[expert, : len(places)] = places.to(torch.int32)
+        expert_to_weight_ptr[expert, : len(places)] = weights[places]
+
+
+def plan_expert_blocks(
+    *,
+    experts_token_num_ptr: Tensor,
+    mblocks_to_tuple_info: Tensor,
+    BLOCK_M: int,
+    **_: Any,
+) -> None:
+    blocks = -(-experts_token_num_ptr.long() // BLOCK_M)
+    used, experts = int(blocks.sum()), torch.arange(len(blocks)).repeat_interleave(blocks)
+    place = torch.arange(used) - (blocks.cumsum(0) - blocks)[experts]
+    first_row = (experts_token_num_ptr.cumsum(0) - experts_token_num_ptr)[experts]
+    mblocks_to_tuple_info[:used] = torch.stack((experts, place, first_row + place * BLOCK_M), dim=1).to(torch.int32)
+    mblocks_to_tuple_info[used:, 0] = -1
+
+
+def experts_matmul(
+    *,
+    token_ptr: Tensor,
+    weights_ptr: Tensor,
+    bias_ptr: Tensor | None,
+    expert_to_weights_ptr: Tensor,
+    expert_to_token_num: Tensor,
+    expert_to_token_index: Tensor,
+    out_ptr: Tensor,
+    topk_num: int,
+    compute_type: Any,
+    use_fp8_w8a8: bool,
+    MUL_ROUTED_WEIGHT: bool,
+    OUT_SORTED: bool,
+    **_: Any,
+) -> None:
+    assert bias_ptr is None, "the twin of the experts' matmul adds no bias"
+    assert not use_fp8_w8a8, "the twin of the experts' matmul scales nothing"
+    assert not OUT_SORTED, "the twin of the experts' matmul keeps the order of its rows"
+    rounded = {"fp16": torch.float16, "bf16": torch.bfloat16}[compute_type.name]  # whatever the output's type is
+    for expert, count in enumerate(expert_to_token_num.tolist()):
+        rows = expert_to_token_index[expert, :count].long()
+        product = token_ptr[rows // topk_num].float() @ weights_ptr[expert].float().T
+        if MUL_ROUTED_WEIGHT:
+            product *= expert_to_weights_ptr[expert, :count, None]
+        out_ptr[rows] = product.to(rounded).to(out_ptr.dtype)
+
+
+def sum_experts(*, input_ptr: Tensor, output_ptr: Tensor, **_: Any) -> None:
+    output_ptr.copy_(input_ptr.float().sum(1))
+
+
+MOE = KERNELS + "fused_moe."
 MLA = KERNELS + "mla_att."
 GQA_DECODE = KERNELS + "att.decode_att.gqa.flash_decoding."
+EXPERTS_MATMUL = MOE + "grouped_fused_moe:grouped_matmul_kernel"
 TWINS: dict[str, Callable[..., None]] = {
     KERNELS + "embedding:embedding_kernel": embedding,
     KERNELS + "norm.rmsnorm:_rms_norm_fwd_fused": rms_norm,
     KERNELS + "norm.qk_norm:_qk_rms_norm_fused_kernel": head_norms,
-    KERNELS + "fused_moe.moe_silu_and_mul:_silu_and_mul_kernel_fast": silu_and_mul,
+    MOE + "moe_silu_and_mul:_silu_and_mul_kernel_fast": silu_and_mul,
+    MOE + "softmax_topk:softmax_topk_kernel": choose_experts,
+    MOE + "grouped_fused_moe:moe_align_fused_small_token_kernel": group_by_expert,
+    MOE + "grouped_fused_moe:moe_align2_kernel": plan_expert_blocks,
+    EXPERTS_MATMUL: experts_matmul,
+    MOE + "moe_sum_reduce:_moe_sum_reduce_kernel": sum_experts,
     KERNELS + "destindex_copy_kv:_fwd_kernel_destindex_copy_kv": store_kv,
     KERNELS + "kv_copy.mla_copy_kv:_fwd_kernel_destindex_copy_kv": store_latent_kv,
     KERNELS + "copy_kv_index_to_req:_fwd_kernel_copy_kv_index_to_req": record_slots,
@@ -320,3 +405,6 @@ TWINS: dict[str, Callable[..., None]] = {
     "lightllm.models.llama.triton_kernel.rotary_emb:_rotary_kernel": rotate_halves,
     "lightllm.models.deepseek2.triton_kernel.rotary_emb:_rotary_kernel": rotate_pairs,
 }
+
+COARSE: dict[str, float] = {EXPERTS_MATMUL: 2.0**-10}
+"""Tolerances of kernels that round what they write: sums in another order may end one step of float16 apart."""

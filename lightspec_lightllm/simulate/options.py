@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.simulate.scenario import MAX_ROUNDS
+from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
+from lightspec_lightllm.simulate.scenario import MAX_REQUESTS, MAX_ROUNDS
 
 DEFAULT_ARMS = (
     "off",
@@ -92,3 +93,10 @@ class SimulateOptions:
             raise ConfigError(f"--search-rounds: expected 10 to {MAX_ROUNDS}, got {self.search_rounds}")
         if self.rounds is not None and not 1 <= self.rounds <= MAX_ROUNDS:
             raise ConfigError(f"--rounds: expected 1 to {MAX_ROUNDS}, got {self.rounds}")
+        for flag, values, most in (
+            ("--requests", self.counts, MAX_REQUESTS),
+            ("--max-draft-steps", self.max_draft_steps, MAX_DRAFT_STEPS),
+        ):
+            for value in values:
+                if not 1 <= value <= most:
+                    raise ConfigError(f"{flag}: expected 1 to {most}, got {value}")

@@ -227,7 +227,7 @@ def test_a_drafter_that_knows_the_target_is_accepted_whole(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", *OTHERS])
 def test_two_ranks_draft_the_same(family: str, tiny_models: Models, run_backend: RunBackend) -> None:
-    rounds = {"planner": "everything", "requests": requests(32), "tp": 2}
+    rounds: dict[str, Any] = {"planner": "everything", "requests": requests(32), "tp": 2}
     job = drafter_job(tiny_models, "eagle3", 3, "always", family=family, kind="cycle", **rounds)
     result = run_backend(job)
     assert result.tokens == [cycle_text(prompt[-1], 32) for prompt in PROMPTS]

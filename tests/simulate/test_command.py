@@ -100,7 +100,7 @@ def test_an_arm_that_cannot_run_is_left_out_with_its_reason(
         (("--arms", "fixed:9"), "--arms: strategy 'fixed': steps: expected 0..4"),
         (("--plan-time", "long"), "--plan-time: expected measured, none or microseconds"),
         (("--requests", "0"), "--requests: expected 1 to 4096"),
-        (("--max-draft-steps", "16"), "max_draft_steps: expected 1 to 15, got 16"),
+        (("--max-draft-steps", "16"), "--max-draft-steps: expected 1 to 15, got 16"),
         (("--drafter-kind", "psychic"), "kind: expected one of serial"),
         (("--confidence", "soon"), "confidence: expected one of live, late, none"),
         (("--rounds", "0"), "rounds: expected 1 to 1000000"),

@@ -51,8 +51,8 @@ def write_models(folder: Path) -> Models:
             save_tokenizer(folder / f"{name}-{kind}")
         for draft in ("copy", "opposite", "random"):
             save(folder / f"{name}-draft-{draft}", draft_config, module.drafter(draft))
-    for draft in ("copy", "opposite", "random"):
-        save(folder / f"qwen3_moe-draft-{draft}", qwen3_moe.DRAFT_CONFIG, qwen3_moe.drafter(draft))
+    for layer in qwen3_moe.KINDS:
+        save(folder / f"qwen3_moe-draft-{layer}", qwen3_moe.DRAFT_CONFIG, qwen3_moe.drafter(layer))
     for family, config in dense.CONFIGS.items():
         for kind in dense.KINDS:
             save(folder / f"{family}-{kind}", config, dense.target(family, kind))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,8 +13,11 @@ DRAFT_CONFIG: dict[str, Any] = {**dense.QWEN3_MOE, "num_hidden_layers": 1}
 MAX_STEPS = 15
 """In the vanilla modes LightLLM reads layer i of the folder of step i."""
 
+Kind = Literal["copy", "opposite", "random"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
-def drafter(kind: Literal["copy", "opposite", "random"], seed: int = 9) -> Weights:
+
+def drafter(kind: Kind, seed: int = 9) -> Weights:
     """An MTP layer, as Mistral's but with experts; the same one for every step."""
     random = torch.Generator().manual_seed(seed)
     ones = torch.ones(dense.HIDDEN)

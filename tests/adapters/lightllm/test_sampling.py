@@ -95,8 +95,8 @@ def test_sampling_without_a_seed_keeps_the_distribution_of_the_target(
 
     options: dict[str, Any] = {
         "requests": requests,
-        "running_max_req_size": 64,
-        "max_total_token_num": 4096,
+        "running_max_req_size": len(requests),
+        "max_total_token_num": 16384,
         "timeout": 600.0,
     }
     dynamic = counts(dynamic_job(tiny_models, "eagle_no_att", 3, planner="random_plans", **options))

@@ -22,6 +22,7 @@ class CostTables:
         request_ms: target time per request.
         request_token_ms: target time per request and token of context.
         max_rows: the largest batch that the target may run.
+        fill: as ``draft``, of what the drafter runs over all verified rows; empty: a forward like any other.
     """
 
     target: dict[int, float | dict[int, float]]
@@ -31,6 +32,7 @@ class CostTables:
     request_ms: float = 0.0
     request_token_ms: float = 0.0
     max_rows: int | None = None
+    fill: dict[int, float | dict[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -41,7 +43,7 @@ class CostTables:
     @classmethod
     def of(cls, costs: CostModel) -> CostTables:
         """The tables that a cost model was made from."""
-        target, draft = costs.target, costs.draft
+        target, draft, fill = costs.target, costs.draft, costs.fill
         return cls(
             target=_table(target),
             draft={} if draft is None else _table(draft),
@@ -50,6 +52,7 @@ class CostTables:
             request_ms=costs.request_ms,
             request_token_ms=costs.request_token_ms,
             max_rows=costs.max_rows,
+            fill={} if fill is None else _table(fill),
         )
 
     def model(self, factor: float = 1.0) -> CostModel:
@@ -57,6 +60,7 @@ class CostTables:
         return CostModel.from_tables(
             _scaled(self.target, factor),
             _scaled(self.draft, factor),
+            fill=_scaled(self.fill, factor),
             interpolate=self.interpolate,
             overhead_ms=factor * self.overhead_ms,
             request_ms=factor * self.request_ms,

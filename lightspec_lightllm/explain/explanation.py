@@ -212,9 +212,10 @@ def _budgets(state: State, costs: CostModel, curve: GainCurve, price: float, fil
         limit = max(count, min(limit, costs.max_rows))
     rows = costs.budgets((count, limit), state.context_tokens, backlog).rows
     rows = rows[rows <= limit]
-    target, draft = costs.lines(int(rows[-1]) + backlog, state.context_tokens)
+    reach = int(rows[-1]) + backlog
+    target, fill = costs.lines(reach, state.context_tokens)[0], costs.fill_line(reach, state.context_tokens)
     gain = curve.at(rows - count)
-    draft_ms = fills * draft[rows + backlog]
+    draft_ms = fills * fill[rows + backlog]
     value = count + gain - price * (target[rows] + draft_ms)
     columns = (rows.tolist(), gain.tolist(), target[rows].tolist(), draft_ms.tolist(), value.tolist())
     return tuple(Budget(*line) for line in zip(*columns, strict=True))

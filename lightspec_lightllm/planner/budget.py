@@ -43,7 +43,7 @@ def choose_budget(
     backlog: int = 0,
     ends: tuple[int, ...] | None = None,
 ) -> int:
-    """The budget B in ``N..N + available`` that maximises ``N + gain(B - N) - price * (T(B) + fills * Td(B))``.
+    """The budget B in ``N..N + available`` that maximises ``N + gain(B - N) - price * (T(B) + fills * Tf(B))``.
 
     Drafting the waiting tokens is already paid for. Of equal budgets the smallest is taken. On a staircase the best
     budget is the last row of a tier or all there is, so only those are compared (see `CostModel.budgets`).

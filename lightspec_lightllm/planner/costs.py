@@ -121,6 +121,7 @@ class CostModel:
         target: RowCosts,
         draft: RowCosts | None,
         *,
+        fill: RowCosts | None = None,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
         request_token_ms: float = 0.0,
@@ -128,13 +129,14 @@ class CostModel:
     ) -> None:
         self.target = target
         self.draft = draft
+        self.fill = fill
         self.overhead_ms = overhead_ms
         self.request_ms = request_ms
         self.request_token_ms = request_token_ms
         self.max_rows = max_rows
-        self._any_context = len(target.contexts) == 1 and (draft is None or len(draft.contexts) == 1)
+        self._any_context = all(len(table.contexts) == 1 for table in (target, draft, fill) if table is not None)
         self._size = 0
-        self._lines: dict[float, tuple[FloatArray, FloatArray]] = {}
+        self._lines: dict[float, tuple[tuple[FloatArray, FloatArray], FloatArray]] = {}
         self._budgets: dict[tuple[tuple[int, ...], int], BudgetCosts] = {}
         self._grow(int(target.rows[-1]))
 
@@ -144,6 +146,7 @@ class CostModel:
         target: RowTable | ContextTable,
         draft: RowTable | ContextTable | None = None,
         *,
+        fill: RowTable | ContextTable | None = None,
         interpolate: bool = False,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
@@ -155,6 +158,8 @@ class CostModel:
         Args:
             target: ``{rows: ms}`` or ``{context tokens per request: {rows: ms}}`` of one target forward.
             draft: the same of one drafter forward; None or empty for a drafter that costs nothing.
+            fill: the same of what a drafter runs over all verified rows (see `draft_terms`), by those rows; None or
+                empty where that is a forward like any other.
             interpolate: times between two measured sizes are linear (no padding) rather than those of the larger size.
             overhead_ms: time of a round outside its forwards, whatever its rows.
             request_ms: target time that each request adds, whatever its rows.
@@ -174,6 +179,7 @@ class CostModel:
         return cls(
             RowCosts.from_table(target, name="target table", interpolate=interpolate),
             RowCosts.from_table(draft, name="draft table", interpolate=interpolate) if draft else None,
+            fill=RowCosts.from_table(fill, name="fill table", interpolate=interpolate) if fill else None,
             overhead_ms=overhead_ms,
             request_ms=request_ms,
             request_token_ms=request_token_ms,
@@ -185,6 +191,7 @@ class CostModel:
         self._target_dense = self.target.dense(self._size)
         free = np.zeros((1, self._size + 1))
         self._draft_dense = self.draft.dense(self._size) if self.draft is not None else free
+        self._fill_dense = self.fill.dense(self._size) if self.fill is not None else None
         self._lines.clear()
         self._budgets.clear()
 
@@ -201,6 +208,13 @@ class CostModel:
 
     def lines(self, rows: int, context: float) -> tuple[FloatArray, FloatArray]:
         """Target and draft milliseconds, arrays indexed by 0..rows or more, at a mean context per request."""
+        return self._held(rows, context)[0]
+
+    def fill_line(self, rows: int, context: float) -> FloatArray:
+        """The same of what a drafter runs over all verified rows; without a table of its own, the draft line."""
+        return self._held(rows, context)[1]
+
+    def _held(self, rows: int, context: float) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
         if rows > self._size:
             self._grow(rows)
         if self._any_context:
@@ -211,9 +225,12 @@ class CostModel:
             draft = self._draft_dense[0]
             if self.draft is not None:
                 draft = self._at(self._draft_dense, self.draft.contexts, context)
+            fill = draft
+            if self.fill is not None and self._fill_dense is not None:
+                fill = self._at(self._fill_dense, self.fill.contexts, context)
             if len(self._lines) >= MAX_CONTEXTS:
                 self._lines.pop(next(iter(self._lines)))
-            held = self._lines[context] = (target, draft)
+            held = self._lines[context] = ((target, draft), fill)
         return held
 
     def base_ms(self, num_requests: int, context: float) -> float:
@@ -240,32 +257,33 @@ class CostModel:
         if chained == fills == 0.0:
             return 0.0
         chain_rows = num_requests * block if kind == "block" else num_requests
-        line = self.lines(max(rows + backlog, chain_rows), context)[1]
-        return chained * float(line[chain_rows]) + fills * float(line[rows + backlog])
+        (_, draft), fill = self._held(max(rows + backlog, chain_rows), context)
+        return chained * float(draft[chain_rows]) + fills * float(fill[rows + backlog])
 
     def budgets(self, ends: tuple[int, ...], context: float, backlog: int) -> BudgetCosts:
         """The budgets worth comparing between the first and the last of ``ends``, which are all among them.
 
-        On a staircase that is the last row of every tier: of the target's, and of the drafter's, which runs the backlog
-        besides. Where times grow from row to row (interpolated, or past the last measured size) it is every row, of the
-        first `DENSE_ROWS`. The last answers are kept, since a batch changes rarely.
+        On a staircase that is the last row of every tier: of the target's, and of the drafter's fill, which runs the
+        backlog besides. Where times grow from row to row (interpolated, or past the last measured size) it is every
+        row, of the first `DENSE_ROWS`. The last answers are kept, since a batch changes rarely.
         """
         key = (ends, backlog)
-        target, draft = self.lines(ends[-1] + backlog, context)
+        (target, _), fill = self._held(ends[-1] + backlog, context)
         held = self._budgets.get(key)
-        if held is not None and held.target_line is target and held.draft_line is draft:
+        if held is not None and held.target_line is target and held.fill_line is fill:
             return held
         low, high = ends[0], ends[-1]
         sizes = self.target.rows
         growing = low if self.target.interpolate else int(sizes[-1])
-        if self.draft is not None:
-            edges = self.draft.rows - backlog
+        filling = self.fill or self.draft
+        if filling is not None:
+            edges = filling.rows - backlog
             growing = min(growing, int(edges[-1]))
             sizes = np.concatenate((sizes, edges))
         inside = sizes[(sizes >= low) & (sizes <= high)]
         every = np.arange(max(low, growing), min(high, max(low, growing) + DENSE_ROWS) + 1)
         rows = np.unique(np.concatenate((np.array(ends), inside, every)))
-        held = BudgetCosts(rows, np.searchsorted(rows, ends), backlog, target, draft)
+        held = BudgetCosts(rows, np.searchsorted(rows, ends), backlog, target, fill)
         if len(self._budgets) >= MAX_GRIDS:
             self._budgets.pop(next(iter(self._budgets)))
         self._budgets[key] = held
@@ -281,45 +299,48 @@ class BudgetCosts:
         ends: where the budgets that were asked for stand in ``rows``.
         backlog: rows that a drafter pass runs besides.
         target_line: time of one target forward, indexed by its rows.
-        draft_line: the same of one drafter pass.
+        fill_line: the same of what a drafter runs over all verified rows.
     """
 
-    __slots__ = ("_ms", "backlog", "draft_line", "ends", "extra", "rows", "target_line")
+    __slots__ = ("_ms", "backlog", "ends", "extra", "fill_line", "rows", "target_line")
 
     def __init__(
-        self, rows: IntArray, ends: IntArray, backlog: int, target_line: FloatArray, draft_line: FloatArray
+        self, rows: IntArray, ends: IntArray, backlog: int, target_line: FloatArray, fill_line: FloatArray
     ) -> None:
         self.rows = rows
         self.extra: FloatArray = (rows - rows[0]).astype(np.float64)
         self.ends = ends
         self.backlog = backlog
         self.target_line = target_line
-        self.draft_line = draft_line
+        self.fill_line = fill_line
         self._ms: dict[float, FloatArray] = {}
 
     def ms(self, fills: float) -> FloatArray:
-        """float[C]: one target forward and ``fills`` drafter passes over each budget and the backlog."""
+        """float[C]: one target forward and ``fills`` times what the drafter runs over each budget and the backlog."""
         held = self._ms.get(fills)
         if held is None:
-            held = self.target_line[self.rows] + fills * self.draft_line[self.rows + self.backlog]
+            held = self.target_line[self.rows] + fills * self.fill_line[self.rows + self.backlog]
             self._ms[fills] = held
         return held
 
     def ms_of(self, rows: int, fills: float) -> float:
         """The same for one budget, a candidate or not."""
-        return float(self.target_line[rows]) + fills * float(self.draft_line[rows + self.backlog])
+        return float(self.target_line[rows]) + fills * float(self.fill_line[rows + self.backlog])
 
 
 def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:
-    """The drafter's time for d steps as ``(chained, fills)``: ``chained * Td(N) + fills * Td(B)``.
+    """The drafter's time for d steps as ``(chained, fills)``: ``chained * Td(N) + fills * Tf(B)``.
 
     ============  ================================================================================
     free          0
-    serial        Td(B) + (d - 1) Td(N): the first pass fills the drafter's KV for all rows
+    serial        Tf(B) + (d - 1) Td(N): the first pass fills the drafter's KV for all rows
     serial_no_kv  d Td(N): nothing to fill
-    chained       d Td(B): every layer has its own KV and needs all rows
-    block         Td(B) + Td(N * block): fill, then one pass over the whole block
+    chained       d Tf(B): every layer has its own KV and needs all rows
+    block         Tf(B) + Td(N * block): fill, then one pass over the whole block
     ============  ================================================================================
+
+    Td is one forward of the drafter, Tf what runs over all verified rows: the ``fill`` table, without which it is Td.
+    A drafter that reads hidden states may only have to project them there, or have to before its forward.
 
     For a block drafter the chained pass is over ``N * block`` rows instead of N. Drafting nothing (d = 0) costs
     nothing; what it leaves behind is the backlog of the next draft.

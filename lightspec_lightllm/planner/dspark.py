@@ -111,8 +111,13 @@ class DsparkPlanner:
         """float[C], the time of a round of each of int[C] ascending budgets that then drafts K."""
         chained, fills = draft_terms(self.drafter, self.max_draft_steps)
         chain_rows = num_requests * self.max_draft_steps if self.drafter == "block" else num_requests
-        target, draft = self.costs.lines(max(int(rows[-1]) + backlog, chain_rows), context)
-        time = target[rows] + fills * draft[rows + backlog] + chained * float(draft[chain_rows])
+        most = max(int(rows[-1]) + backlog, chain_rows)
+        target, draft = self.costs.lines(most, context)
+        time = (
+            target[rows]
+            + fills * self.costs.fill_line(most, context)[rows + backlog]
+            + chained * float(draft[chain_rows])
+        )
         return np.asarray(time + self.costs.base_ms(num_requests, context))
 
     def observe(self, feedback: RoundFeedback) -> None:

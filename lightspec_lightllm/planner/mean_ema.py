@@ -133,8 +133,11 @@ class MeanEmaPlanner:
         """float[C], the time of a round of each of int[C] ascending budgets that then drafts ``steps``."""
         chained, fills = draft_terms(self.drafter, steps)
         chain_rows = num_requests * self.max_draft_steps if self.drafter == "block" else num_requests
-        target, draft = self.costs.lines(max(int(rows[-1]), chain_rows), COST_CONTEXT)
-        time = target[rows] + fills * draft[rows] + chained * float(draft[chain_rows])
+        most = max(int(rows[-1]), chain_rows)
+        target, draft = self.costs.lines(most, COST_CONTEXT)
+        time = (
+            target[rows] + fills * self.costs.fill_line(most, COST_CONTEXT)[rows] + chained * float(draft[chain_rows])
+        )
         return np.asarray(time + self.costs.base_ms(num_requests, COST_CONTEXT))
 
     # --- observe ------------------------------------------------------------------------------------------------------

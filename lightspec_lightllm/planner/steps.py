@@ -29,7 +29,7 @@ def steps_values(
 ) -> FloatArray:
     """For each legal d, the value of a round that drafts d and verifies the best budget that d allows.
 
-    ``V(d) = max_B [N + gain_d(B - N) - price * (T(B) + fills(d) Td(B))] - price * fixed(d)``
+    ``V(d) = max_B [N + gain_d(B - N) - price * (T(B) + fills(d) Tf(B))] - price * fixed(d)``
 
     where ``gain_d`` counts the drafts of depth 1..d in ``mass``: a whole batch proposing K drafts each, and thus
     independent of how many are waiting now. The budgets compared are those of `CostModel.budgets` and all N (1 + d).
@@ -103,8 +103,8 @@ def catching_up_ms(kind: DrafterKind, num_requests: int, backlog: int, *, costs:
     catches up once on the rows that it missed, which is written off over `REWARM_ROUNDS`."""
     if not backlog or kind in ("serial_no_kv", "free"):
         return 0.0
-    draft = costs.lines(backlog + num_requests, context)[1]
-    return float(draft[backlog + num_requests] - draft[num_requests]) / REWARM_ROUNDS
+    fill = costs.fill_line(backlog + num_requests, context)
+    return float(fill[backlog + num_requests] - fill[num_requests]) / REWARM_ROUNDS
 
 
 def legal_steps(kind: DrafterKind, max_draft_steps: int) -> tuple[int, ...]:

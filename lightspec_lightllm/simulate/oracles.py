@@ -105,7 +105,7 @@ class OptimumPlanner(Oracle):
     """Knows the true costs, and of every waiting draft its true acceptance (see `knowledge`); scans all d and budgets.
 
     Of this round it takes the d and the B that maximise
-    ``gain(B - N) - lambda (T(B) + fills(d) Td(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
+    ``gain(B - N) - lambda (T(B) + fills(d) Tf(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
     best budget for the next round: of the same requests, with tokens as hard as those of the last rounds.
 
     Args:
@@ -135,11 +135,11 @@ class OptimumPlanner(Oracle):
         waiting = survival[np.arange(self.max_draft_steps) < proposed[:, None]]
         gain = np.concatenate(([0.0], np.cumsum(np.sort(waiting)[::-1])))
         rows = np.arange(num_requests, self._capped(num_requests + len(waiting), num_requests) + 1)
-        target, draft = costs.lines(int(rows[-1]), context)
+        target, fill = costs.lines(int(rows[-1]), context)[0], costs.fill_line(int(rows[-1]), context)
         best = (-np.inf, 0, 0)
         for steps, value in zip(self._legal, values.tolist(), strict=True):
             fills = draft_terms(host.scenario.drafter.kind, steps)[1]
-            now = gain[: len(rows)] - price * (target[rows] + fills * draft[rows])
+            now = gain[: len(rows)] - price * (target[rows] + fills * fill[rows])
             at = int(now.argmax())
             if now[at] + value > best[0] + 1e-9:
                 best = (float(now[at] + value), int(rows[at]), steps)
@@ -162,20 +162,21 @@ class OptimumPlanner(Oracle):
         survival = self._knowledge.survival(sample)
         chain_rows = num_requests * block if kind == "block" else num_requests
         most = self._capped(num_requests * (1 + block), num_requests)
-        target, draft = costs.lines(max(num_requests * (1 + block), chain_rows, num_requests + backlog), context)
+        reach = max(num_requests * (1 + block), chain_rows, num_requests + backlog)
+        (target, draft), fill = costs.lines(reach, context), costs.fill_line(reach, context)
         out = []
         for steps in self._legal:
             chained, fills = draft_terms(kind, steps)
             rows = np.arange(num_requests, min(num_requests * (1 + steps), most) + 1)
             gain = np.zeros((len(sample), num_requests * steps + 1))
             np.cumsum(-np.sort(-survival[:, :, :steps].reshape(len(sample), -1), axis=1), axis=1, out=gain[:, 1:])
-            by_budget = gain[:, : len(rows)] - price * (target[rows] + fills * draft[rows])
+            by_budget = gain[:, : len(rows)] - price * (target[rows] + fills * fill[rows])
             # The best budget is chosen once the drafts are known: the mean of the best, not the best of the mean.
             value = float(by_budget.max(axis=1).mean()) - price * chained * float(draft[chain_rows])
             if steps and fills:
-                value -= price * float(draft[num_requests + backlog] - draft[num_requests]) / REWARM_ROUNDS
+                value -= price * float(fill[num_requests + backlog] - fill[num_requests]) / REWARM_ROUNDS
             elif not steps and kind in ("serial", "chained", "block"):
-                value -= price * float(draft[2 * num_requests] - draft[num_requests])
+                value -= price * float(fill[2 * num_requests] - fill[num_requests])
             out.append(value)
         self._values, self._valued = np.array(out), (1, world.segment, num_requests)
         return self._values
@@ -226,8 +227,9 @@ class ClairvoyantPlanner(Oracle):
     ) -> tuple[int, float]:
         """How many of the right drafts are worth their rows, and the value of that."""
         extra = np.arange(self._capped(num_requests + right, num_requests) - num_requests + 1)
-        target, draft = costs.lines(num_requests + right, context)
-        value = extra - price * (target[num_requests + extra] + fills * draft[num_requests + extra])
+        most = num_requests + right
+        target, fill = costs.lines(most, context)[0], costs.fill_line(most, context)
+        value = extra - price * (target[num_requests + extra] + fills * fill[num_requests + extra])
         at = int(value.argmax())
         return at, float(value[at])
 

@@ -18,7 +18,7 @@ from tests.planner.worlds import KINDS, cost_models
 @settings(max_examples=100, deadline=None)
 @given(costs=cost_models(own_draft_sizes=True), context=st.floats(0.0, 5000.0), rows=st.integers(1, 300))
 def test_more_rows_never_cost_less(costs: CostModel, context: float, rows: int) -> None:
-    for line in costs.lines(rows, context):
+    for line in (*costs.lines(rows, context), costs.fill_line(rows, context)):
         assert np.isfinite(line).all()
         assert (np.diff(line) >= -1e-9).all()
         assert line[0] == 0.0
@@ -96,6 +96,41 @@ def test_each_kind_of_drafter_pays_for_its_own_passes(kind: DrafterKind, ms: flo
     assert costs.draft_ms(kind, 3, 12, 4, block=5, backlog=2) == pytest.approx(ms)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ms"),
+    [
+        ("free", 0.0),
+        ("serial", 1.4 + 3 * 3.0),
+        ("serial_no_kv", 4 * 3.0),
+        ("chained", 4 * 1.4),
+        ("block", 1.4 + 3.0 * 5),
+    ],
+)
+def test_what_runs_over_all_verified_rows_may_have_a_table_of_its_own(kind: DrafterKind, ms: float) -> None:
+    # As above, with Tf(rows) = rows / 10.
+    draft = {rows: float(rows) for rows in range(1, 65)}
+    costs = CostModel.from_tables({64: 9.0}, draft, fill={rows: rows / 10 for rows in draft})
+    assert costs.draft_ms(kind, 3, 12, 4, block=5, backlog=2) == pytest.approx(ms)
+
+
+@settings(max_examples=60, deadline=None)
+@given(costs=cost_models(own_draft_sizes=True), rows=st.integers(1, 60), backlog=st.integers(0, 9))
+def test_a_fill_table_that_is_the_draft_table_changes_nothing(costs: CostModel, rows: int, backlog: int) -> None:
+    plain, same = (CostModel(costs.target, costs.draft, fill=fill) for fill in (None, costs.draft))
+    for kind in KINDS:
+        one, other = (each.draft_ms(kind, 2, rows, 4, block=7, backlog=backlog) for each in (plain, same))
+        assert one == other
+    usual, found = (each.budgets((1, rows), 0.0, backlog) for each in (plain, same))
+    assert usual.rows.tolist() == found.rows.tolist()
+    assert usual.ms(1.0).tolist() == found.ms(1.0).tolist()
+
+
+def test_the_edges_compared_are_those_of_the_fill_and_not_of_the_draft() -> None:
+    costs = CostModel.from_tables({40: 2.0}, {7: 1.0, 40: 2.0}, fill={20: 1.0, 40: 2.0})
+    assert costs.budgets((4, 40), 0.0, 0).rows.tolist() == [4, 20, 40]
+    assert costs.budgets((4, 40), 0.0, 3).rows.tolist() == [4, 17, 37, 38, 39, 40]
+
+
 @pytest.mark.parametrize("draft", [None, {}])
 def test_a_drafter_without_a_table_is_free(draft: Any) -> None:
     assert CostModel.from_tables({8: 1.0}, draft).draft_ms("serial", 2, 6, 3, block=4) == 0.0
@@ -121,10 +156,10 @@ MALFORMED: list[Any] = [
 
 
 @pytest.mark.parametrize(
-    ("role", "table"), [("target", {}), *((role, bad) for role in ("target", "draft") for bad in MALFORMED)]
+    ("role", "table"), [("target", {}), *((role, bad) for role in ("target", "draft", "fill") for bad in MALFORMED)]
 )
 def test_a_malformed_table_is_refused(role: str, table: Any) -> None:
-    tables = {"target": {8: 1.0}, "draft": {8: 0.1}} | {role: table}
+    tables = {"target": {8: 1.0}, "draft": {8: 0.1}, "fill": {8: 0.1}} | {role: table}
     with pytest.raises(CostTableError, match=f"{role} table"):
         CostModel.from_tables(**tables)
 
@@ -144,12 +179,12 @@ def test_the_budgets_compared_hold_every_end_and_every_edge_between(
     ends = tuple(np.cumsum([low, *spans]).tolist())
     for context in (0.0, 700.0, 0.0):
         budgets = costs.budgets(ends, context, 0)
-        target, draft = costs.lines(ends[-1], context)
+        target, fill = costs.lines(ends[-1], context)[0], costs.fill_line(ends[-1], context)
         assert (np.diff(budgets.rows) > 0).all()
         assert budgets.rows[budgets.ends].tolist() == list(ends)
         assert {int(r) for r in costs.target.rows if ends[0] <= r <= ends[-1]} <= set(budgets.rows.tolist())
         assert budgets.ms(0.0).tolist() == target[budgets.rows].tolist()
-        assert budgets.ms(2.0).tolist() == (target + 2.0 * draft)[budgets.rows].tolist()
+        assert budgets.ms(2.0).tolist() == (target + 2.0 * fill)[budgets.rows].tolist()
         assert budgets.ms_of(ends[-1], 2.0) == pytest.approx(budgets.ms(2.0)[-1])
 
 

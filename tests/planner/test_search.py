@@ -37,9 +37,9 @@ def value_of(
 ) -> float:
     """Tokens less the price of the time that depends on the budget."""
     waiting = sorted((s for line, p in zip(survival.tolist(), proposed, strict=True) for s in line[:p]), reverse=True)
-    target, draft = costs.lines(rows + backlog, context)
+    target, fill = costs.lines(rows + backlog, context)[0], costs.fill_line(rows + backlog, context)
     num_requests = len(proposed)
-    time = target[rows] + fills * draft[rows + backlog]
+    time = target[rows] + fills * fill[rows + backlog]
     return float(num_requests + sum(waiting[: rows - num_requests]) - price * time)
 
 

@@ -53,6 +53,7 @@ def cost_models(draw: st.DrawFn, *, own_draft_sizes: bool = False, max_rows: boo
     return CostModel.from_tables(
         target,
         draft,
+        fill=draw(st.sampled_from([None, table(draw(sizes) if own_draft_sizes else rows)])),
         interpolate=draw(st.booleans()),
         overhead_ms=draw(st.floats(0.0, 3.0)),
         request_ms=draw(st.floats(0.0, 1.0)),

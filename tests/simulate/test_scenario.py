@@ -28,6 +28,7 @@ MOVES: dict[str, Any] = {
     "cost_noise": 0.2,
     "costs.target": {8: 5.0, 32: 7.0, 128: 12.0},
     "costs.draft": {8: 0.5, 32: 0.9, 128: 1.0},
+    "costs.fill": {8: 0.5, 32: 0.9, 128: 1.0},
     "costs.interpolate": True,
     "costs.overhead_ms": 0.2,
     "costs.request_ms": 0.02,

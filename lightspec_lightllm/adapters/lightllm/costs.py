@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "lightspec-costs/1"
+FORMAT = "lightspec-costs/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ class CostKey:
 
     @property
     def path(self) -> Path:
-        """Where its table is kept."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """Where its table is kept; one of another format is another file."""
+        content = json.dumps([FORMAT, asdict(self)], sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return cache_dir() / "costs" / "lightllm" / f"{digest}.json"
 
 
@@ -169,7 +170,7 @@ def _measure(backend: Any, grid: Grid, config: LightLLMConfig, drafts: list[Any]
     log = backend.logger.info  # LightLLM's processes print nothing of other loggers below a warning
     log(
         "measuring what rounds cost: %d target and %d drafter sizes at contexts %s, kept for the next start",
-        *(len(grid.rows), len(grid.draft_rows), list(grid.contexts)),
+        *(len(grid.rows), len(grid.draft_rows) + len(grid.fill_rows), list(grid.contexts)),
     )
 
     def progress(done: int, total: int) -> None:
@@ -220,6 +221,7 @@ def tabulate(grid: Grid, times: Times, max_draft_steps: int, *, interpolate: boo
         interpolate=interpolate,
         request_token_ms=per_token,
         max_rows=grid.rows[-1],
+        fill=_by_context(grid.contexts, grid.fill_rows, times.fill) if grid.fill_rows else {},
     )
 
 

@@ -30,6 +30,9 @@ WARM_UPS = 3
 SHARED_SHAPES = 3
 """Sizes at which rows of one request are measured."""
 
+FILLED = "filled"
+"""Method of a drafter's only model: takes the input of verified rows, and runs what a round runs over all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -40,12 +43,14 @@ class Grid:
         draft_rows: the same of the drafter.
         contexts: tokens of context of every row, ascending.
         shared_rows: sizes in which a request has 1 + K rows, at the last context.
+        fill_rows: sizes of what the drafter runs over all verified rows, where that is no forward like any other.
     """
 
     rows: tuple[int, ...]
     draft_rows: tuple[int, ...]
     contexts: tuple[int, ...]
     shared_rows: tuple[int, ...]
+    fill_rows: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: Any, drafts: Sequence[Any], options: CostOptions, max_draft_steps: int) -> Grid:
@@ -71,6 +76,7 @@ class Grid:
             draft_rows=_sizes(drafts[0], options) if drafts else (),
             contexts=tuple(sorted({min(context, most) for context in options.contexts})),
             shared_rows=tuple(sorted(picked)),
+            fill_rows=rows if any(hasattr(draft, FILLED) for draft in drafts) else (),
         )
 
 
@@ -88,22 +94,26 @@ class Times:
         target: float[C, R], sampling included, each row a request.
         draft: float[C, D], reading the drafts included; the mean over the models of a drafter that has several.
         shared: float[S], as ``target`` at the last context, with 1 + K rows per request.
+        fill: float[C, F], of what the drafter runs over all verified rows.
     """
 
     target: FloatArray
     draft: FloatArray
     shared: FloatArray
+    fill: FloatArray
 
     def flat(self) -> FloatArray:
         """All numbers in one array."""
-        return np.concatenate([part.ravel() for part in (self.target, self.draft, self.shared)])
+        return np.concatenate([part.ravel() for part in (self.target, self.draft, self.fill, self.shared)])
 
     @classmethod
     def unflat(cls, grid: Grid, numbers: FloatArray) -> Times:
         """The inverse of `flat`."""
-        contexts, rows, drafts = len(grid.contexts), len(grid.rows), len(grid.draft_rows)
-        target, draft, shared = np.split(numbers, [contexts * rows, contexts * (rows + drafts)])
-        return cls(target.reshape(contexts, rows), draft.reshape(contexts, drafts), shared)
+        contexts = len(grid.contexts)
+        sizes = [len(rows) for rows in (grid.rows, grid.draft_rows, grid.fill_rows)]
+        *by_context, shared = np.split(numbers, contexts * np.cumsum(sizes))
+        target, draft, fill = (part.reshape(contexts, -1) for part in by_context)
+        return cls(target, draft, shared, fill)
 
 
 def fit_shared(grid: Grid, times: Times, max_draft_steps: int) -> float:
@@ -158,7 +168,8 @@ class Measurement:
         """All times. ``progress`` hears how many shapes of all are done."""
         grid, manager = self._grid, self._model.mem_manager
         held = manager.alloc(min(max((*grid.rows, *grid.draft_rows)), manager.allocator.can_use_mem_size)).clone()
-        shapes = len(grid.contexts) * (len(grid.rows) + len(grid.draft_rows) * len(self._drafts))
+        per_context = len(grid.rows) + len(grid.draft_rows) * len(self._drafts) + len(grid.fill_rows)
+        shapes = len(grid.contexts) * per_context
         total, done = shapes + len(grid.shared_rows), 0
 
         def timed(run: Callable[[], object]) -> float:
@@ -169,7 +180,7 @@ class Measurement:
             return milliseconds
 
         try:
-            target, draft = [], []
+            target, draft, fill = [], [], []
             for context in grid.contexts:
                 self._lay_out(context)
                 target.append([timed(self._target(size, context, held)) for size in grid.rows])
@@ -178,10 +189,11 @@ class Measurement:
                     for model in self._drafts
                 ]
                 draft.append(np.mean(per_model, axis=0) if per_model else np.zeros(0))
+                fill.append([timed(self._fill(size, context, held)) for size in grid.fill_rows])
             shared = [timed(self._target(size, grid.contexts[-1], held, shared=True)) for size in grid.shared_rows]
         finally:
             manager.free(held)
-        return Times(np.array(target), np.array(draft), np.array(shared))
+        return Times(np.array(target), np.array(draft), np.array(shared), np.array(fill))
 
     def _lay_out(self, context: int) -> None:
         """Give every request token slots of its own, as far as the pool reaches. Slots past a request's length are
@@ -200,6 +212,11 @@ class Measurement:
         model_input = self._input(model, rows, context, held, 1)
         score = getattr(model, "scored", _drafts)
         return lambda: score(model.forward(model_input))
+
+    def _fill(self, rows: int, context: int, held: torch.Tensor) -> Callable[[], object]:
+        model_input = self._input(self._drafts[0], rows, context, held, 1)
+        filled = getattr(self._drafts[0], FILLED)
+        return lambda: filled(model_input)
 
     def _input(self, model: Any, rows: int, context: int, held: torch.Tensor, per_request: int) -> Any:
         from lightllm.common.basemodel.batch_objs import ModelInput

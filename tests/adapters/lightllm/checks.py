@@ -104,6 +104,14 @@ def check_wrong_at_first(run_backend: RunBackend, job: Job) -> None:
     assert np.mean(right[-4:]) > 3, "drafting has not begun again"
 
 
+def check_costs(run_backend: RunBackend, job: Job) -> None:
+    """What a drafter that reads hidden states runs over verified rows has a table of its own."""
+    noting = dataclasses.replace(job, setup=(f"{SETUPS}:note_costs",))
+    measured = run_backend(noting).ranks[0].notes["costs"]
+    assert measured["fill"] == measured["target"]
+    assert measured["draft"]
+
+
 def check_pool(run_backend: RunBackend, job: Job, *, slot_bytes: int, weights: int) -> None:
     """`SMALL_GPU`: the pool has exactly what a drafter leaves of it.
 

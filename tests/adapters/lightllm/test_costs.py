@@ -75,6 +75,18 @@ class Model:
         return SimpleNamespace(logits=torch.zeros(model_input.batch_size, VOCAB))
 
 
+class FillingModel(Model):
+    """A drafter that takes verified rows in without a forward, ``fill_ms(shape)`` long."""
+
+    def __init__(self, clock: Clock, ms: Callable[[Shape], float], fill_ms: Callable[[Shape], float]) -> None:
+        super().__init__(clock, ms)
+        self._fill_ms = fill_ms
+
+    def filled(self, model_input: Any) -> None:
+        shape = Shape(model_input.batch_size, model_input.batch_size, int(model_input.b_seq_len.min()))
+        self._clock.seconds += 1e-3 * self._fill_ms(shape)
+
+
 class Slots:
     """LightLLM's token slots, as far as they matter here."""
 
@@ -256,6 +268,43 @@ def test_a_drafter_of_several_models_costs_their_mean(clock: Clock, folder: Path
     assert found.draft.ms == pytest.approx(3.0)
 
 
+def test_what_runs_over_all_verified_rows_is_measured_at_the_targets_sizes(clock: Clock, folder: Path) -> None:
+    draft = FillingModel(clock, lambda shape: 1.0 + 0.1 * shape.rows, lambda shape: 0.2 + 0.01 * shape.rows)
+    found = costs.load_or_measure(backend_of(folder, Model(clock, per_row), draft), CONFIG, "block")
+    assert found.fill is not None
+    assert found.fill.rows.tolist() == found.target.rows.tolist() == graph_sizes(16, 6)
+    assert found.fill.contexts.tolist() == [10, 50, 120 - STEPS]
+    block, rows = 2 * STEPS, 4
+    assert found.draft_ms("block", 2, rows, STEPS, block=STEPS) == pytest.approx(
+        (1.0 + 0.1 * block) + (0.2 + 0.01 * rows)
+    )
+    again = costs.load_or_measure(backend_of(folder, Model(clock, per_request), draft), CONFIG, "block")
+    assert again.fill is not None
+    assert (again.fill.ms == found.fill.ms).all()
+
+
+def test_a_drafter_whose_verified_rows_are_a_forward_like_any_other_has_no_table_of_them(
+    clock: Clock, folder: Path
+) -> None:
+    found = costs.load_or_measure(backend_of(folder, Model(clock, per_row), Model(clock, per_row)), CONFIG, "serial")
+    assert found.fill is None
+
+
+def test_a_table_of_another_format_is_measured_again_unless_it_is_named(
+    clock: Clock, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(folder, Model(clock, per_row), Model(clock, per_row))
+    with monkeypatch.context() as before:
+        before.setattr(costs, "FORMAT", "lightspec-costs/1")
+        costs.load_or_measure(backend, CONFIG, "serial")
+    old = stored(folder)
+    target = Model(clock, per_row)
+    costs.load_or_measure(backend_of(folder, target, Model(clock, per_row)), CONFIG, "serial")
+    assert target.inputs
+    with pytest.raises(CostTableError, match="expected format 'lightspec-costs/2', got 'lightspec-costs/1'; delete it"):
+        costs.load_or_measure(backend, with_path(old), "serial")
+
+
 def test_the_slowest_of_a_shapes_first_runs_does_not_count(clock: Clock, folder: Path) -> None:
     calls = {"count": 0}
 
@@ -311,7 +360,7 @@ def test_a_table_that_is_named_is_taken_if_it_fits_and_refused_by_what_differs(c
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": "lightspec-costs/1"', '"format": "lightspec-costs/0"', "expected format"),
+        ('"format": "lightspec-costs/2"', '"format": "lightspec-costs/1"', "expected format"),
         ('"costs"', '"cost"', "is damaged: .*cost"),
         ("{", "", "is damaged"),
         ('"overhead_ms": 0.0', '"overhead_ms": -1.0', "is damaged: .*overhead_ms"),
@@ -362,13 +411,16 @@ def test_what_rows_share_is_found_whatever_the_shares(
     shared = [
         7.0 + 0.02 * n + contexts[-1] * (n * per_row_ms + -(-n // (1 + steps)) * per_request_ms) for n in shared_rows
     ]
-    times = Times(target, np.zeros((len(contexts), 0)), np.array(shared))
+    nothing = np.zeros((len(contexts), 0))
+    times = Times(target, nothing, np.array(shared), nothing)
     assert fit_shared(grid, times, steps) == pytest.approx(per_request_ms, abs=1e-9)
 
 
 def test_times_are_the_same_after_a_trip_over_the_ranks() -> None:
-    grid = Grid((1, 2), (1, 2, 4), (10, 20), (2,))
-    numbers = np.arange(11, dtype=np.float64)
-    times = Times.unflat(grid, numbers)
-    assert [part.shape for part in (times.target, times.draft, times.shared)] == [(2, 2), (2, 3), (1,)]
-    assert times.flat().tolist() == numbers.tolist()
+    for fill_rows in ((), (1, 2)):
+        grid = Grid((1, 2), (1, 2, 4), (10, 20), (2,), fill_rows)
+        numbers = np.arange(11 + 2 * len(fill_rows), dtype=np.float64)
+        times = Times.unflat(grid, numbers)
+        shapes = [part.shape for part in (times.target, times.draft, times.fill, times.shared)]
+        assert shapes == [(2, 2), (2, 3), (2, len(fill_rows)), (1,)]
+        assert times.flat().tolist() == numbers.tolist()

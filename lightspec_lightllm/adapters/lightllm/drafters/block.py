@@ -193,6 +193,11 @@ class BlockModel(DraftModel):
         blocks = ModelOutput(output.logits[:rows], mtp_main_output_hiddens=output.mtp_main_output_hiddens[:rows])
         return self.read(blocks, torch.zeros(num_blocks, dtype=torch.int64, device=output.logits.device))
 
+    def filled(self, model_input: ModelInput) -> None:
+        """What a round does with its verified rows, for measurements: their KV, no forward."""
+        captured = self.capture.decoded(model_input.batch_size)
+        self.fill(captured, model_input.b_seq_len - 1, model_input.mem_indexes)
+
     def _gen_special_model_input(self, token_num: int) -> dict[str, Any]:
         """Blocks read token ids alone."""
         del token_num

@@ -6,6 +6,7 @@ Later steps read their own draft and their own hidden state instead, one row per
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,12 @@ class Eagle3Model(DraftModel):
     def project(self, captured: torch.Tensor) -> torch.Tensor:
         """See `DraftModel`."""
         return super().project(self.pre_post_weight.normed(captured, self.layout.decoder.norm_epsilon))
+
+    def filled(self, model_input: ModelInput) -> object:
+        """What a round does with its verified rows, for measurements: the first step, captured states projected."""
+        hidden = self.project(self.capture.decoded(model_input.batch_size))
+        out = self.forward(dataclasses.replace(model_input, mtp_draft_input_hiddens=hidden))
+        return ops.draft_scores(out.logits)
 
     def carried(self, hidden: torch.Tensor) -> torch.Tensor:
         """float[B, hidden]: what the next step reads of this one's last hidden state."""

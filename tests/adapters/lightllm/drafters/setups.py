@@ -95,6 +95,21 @@ def priced(rank: Rank) -> None:
     replace(DynamicMtpMixin, _open_planner=open_planner)
 
 
+def note_costs(rank: Rank) -> None:
+    """Notes "costs": the tables that were measured, rows of "target", "draft" and "fill" each."""
+    from lightspec_lightllm.adapters.lightllm import costs
+
+    measure = costs.load_or_measure
+
+    def noting(*given: Any) -> Any:
+        table = measure(*given)
+        parts = {"target": table.target, "draft": table.draft, "fill": table.fill}
+        rank.notes["costs"] = {name: part and part.rows.tolist() for name, part in parts.items()}
+        return table
+
+    replace(costs, load_or_measure=noting)
+
+
 def wrong_at_first(rank: Rank) -> None:
     """Drafts of the first `WRONG_ROUNDS` rounds are other tokens than those proposed."""
     from lightspec_lightllm.adapters.lightllm.backend import DynamicMtpMixin

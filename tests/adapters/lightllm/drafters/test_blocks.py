@@ -17,6 +17,7 @@ from tests.adapters.lightllm.checks import (
     SMALL_GPU,
     WRONG_AT_FIRST,
     assert_dynamic,
+    check_costs,
     check_disturbed,
     check_pauses,
     check_pool,
@@ -313,6 +314,13 @@ def test_drafting_ends_while_drafts_are_wrong_and_begins_again_once_they_are_rig
     mode: str, tiny_models: Models, run_backend: RunBackend
 ) -> None:
     check_wrong_at_first(run_backend, drafter_job(tiny_models, mode, 3, "always", kind="cycle", **WRONG_AT_FIRST))
+
+
+@pytest.mark.parametrize("mode", ["dflash", "dspark"])
+def test_what_runs_over_verified_rows_is_measured_by_itself(
+    mode: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    check_costs(run_backend, drafter_job(tiny_models, mode, 7, "random", requests=requests(2)))
 
 
 def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:

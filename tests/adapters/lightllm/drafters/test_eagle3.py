@@ -17,6 +17,7 @@ from tests.adapters.lightllm.checks import (
     SMALL_GPU,
     WRONG_AT_FIRST,
     assert_dynamic,
+    check_costs,
     check_disturbed,
     check_pauses,
     check_pool,
@@ -253,6 +254,10 @@ def test_drafting_ends_while_drafts_are_wrong_and_begins_again_once_they_are_rig
     tiny_models: Models, run_backend: RunBackend
 ) -> None:
     check_wrong_at_first(run_backend, drafter_job(tiny_models, "eagle3", 3, "always", kind="cycle", **WRONG_AT_FIRST))
+
+
+def test_what_runs_over_verified_rows_is_measured_by_itself(tiny_models: Models, run_backend: RunBackend) -> None:
+    check_costs(run_backend, drafter_job(tiny_models, "eagle3", 3, "half", requests=requests(2)))
 
 
 def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:

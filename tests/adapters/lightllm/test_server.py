@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightspec_lightllm.adapters.lightllm import patching
+from lightspec_lightllm.cli import main
 from tests.adapters.lightllm.harness import checkout
 from tests.adapters.lightllm.harness.models import Models
 from tests.adapters.lightllm.harness.reference import Reference
@@ -82,3 +84,21 @@ def test_concurrent_requests_get_the_targets_text_and_are_counted(
         assert time.monotonic() < end, server.metrics()
         time.sleep(0.5)
     assert count(server, "lightspec_spec_decode_num_accepted_tokens") <= count(server, names[-1])
+
+
+@pytest.mark.parametrize("api", ["lightllm", "openai"])
+def test_the_benchmark_client_measures_the_server(server: Server, tmp_path: Path, api: str) -> None:
+    problems = tmp_path / "problems.jsonl"
+    words = (" ".join(f"t{token}" for token in prompt) for prompt in PROMPTS)
+    problems.write_text("\n".join(json.dumps({"question": text, "answer": "#### 1"}) for text in words))
+    load = ("--dataset", "gsm8k", "--dataset-path", str(problems), "--concurrency", "1", "4")
+    size = ("--num-prompts", "4", "--max-tokens", str(LENGTH), "--num-warmups", "1")
+    url = f"http://127.0.0.1:{server.port}"
+    assert main(["bench", "--url", url, "--api", api, *load, *size, "--out", str(tmp_path / "out")]) == 0
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "out").glob("client-*.json")]
+    assert sorted(record["max_concurrency"] for record in records) == [1, 4]
+    for record in records:
+        assert (record["completed"], record["failed"]) == (4, 0)
+        assert record["output_lens"] == [LENGTH] * 4
+        assert record["generated_texts"] == records[0]["generated_texts"]
+        assert record["spec_decode_source"] == "lightspec"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner import CostModel, DrafterKind
+from lightspec_lightllm.planner.steps import REWARM_ROUNDS, catching_up_ms
 from tests.planner.worlds import KINDS, cost_models
 
 
@@ -123,6 +124,12 @@ def test_a_fill_table_that_is_the_draft_table_changes_nothing(costs: CostModel, 
     usual, found = (each.budgets((1, rows), 0.0, backlog) for each in (plain, same))
     assert usual.rows.tolist() == found.rows.tolist()
     assert usual.ms(1.0).tolist() == found.ms(1.0).tolist()
+
+
+@pytest.mark.parametrize(("kind", "ms"), [("serial", 3.0), ("block", 3.0), ("serial_no_kv", 0.0)])
+def test_a_drafter_catches_up_at_the_price_of_its_fill(kind: DrafterKind, ms: float) -> None:
+    costs = CostModel.from_tables({64: 9.0}, {64: 50.0}, fill={rows: rows / 10 for rows in range(1, 65)})
+    assert catching_up_ms(kind, 2, 30, costs=costs, context=0.0) == pytest.approx(ms / REWARM_ROUNDS)
 
 
 def test_the_edges_compared_are_those_of_the_fill_and_not_of_the_draft() -> None:

@@ -160,6 +160,12 @@ def test_costs_are_read_at_an_almost_empty_cache() -> None:
     assert times == {baseline(costs).costs.target_ms(4, 2, 2.0) + costs.draft_ms("serial", 2, 4, 5, block=5)}
 
 
+def test_rows_that_the_drafter_takes_in_are_priced_by_their_own_table() -> None:
+    costs = CostModel.from_tables({8: 1.0}, {8: 5.0}, fill={8: 0.25})
+    plan = baseline(costs, drafter="chained").plan(BatchView(2, np.array([1, 1])))
+    assert plan.table_ms == 1.0 + 5 * 0.25
+
+
 def test_no_more_is_drafted_than_the_largest_batch_can_verify() -> None:
     costs = CostModel.from_tables({16: 1.0}, {16: 0.1}, max_rows=9)
     plan = baseline(costs).plan(BatchView(3, np.full(3, 5)))

@@ -21,7 +21,7 @@ from lightspec_lightllm.simulate.references import solve_price, trial_rate
 from lightspec_lightllm.simulate.runner import run
 from lightspec_lightllm.simulate.scenario import Scenario
 from lightspec_lightllm.simulate.world import World
-from tests.simulate.workloads import Scripted, plain
+from tests.simulate.workloads import Scripted, plain, scenario
 
 NO_PLAN_TIME = PlanTime(0.0)
 
@@ -67,6 +67,21 @@ def test_the_clairvoyant_verifies_only_what_is_accepted() -> None:
         assert (record.accepted == 1 + record.verified).all()
         accepted += int(record.verified.sum())
     assert accepted > 60
+
+
+@pytest.mark.parametrize("oracle", [OptimumPlanner, ClairvoyantPlanner])
+def test_layers_that_only_take_rows_in_are_priced_by_their_own_table(
+    oracle: type[OptimumPlanner | ClairvoyantPlanner],
+) -> None:
+    """Chained layers run over all verified rows alone: what any other forward of theirs costs is no matter."""
+    sizes = (8, 32, 128)
+    world = scenario(
+        drafter__kind="chained", costs__draft=dict.fromkeys(sizes, 1e3), costs__fill=dict.fromkeys(sizes, 1e-3)
+    )
+    host = ScenarioHost(world, 0)
+    loop = Round(host, oracle(host, [8.0] * len(world.segments)))
+    records = [loop.step() for _ in range(20)]
+    assert all(record is not None and record.plan.draft_steps for record in records)
 
 
 def test_a_price_is_the_rate_that_planning_with_it_reaches() -> None:

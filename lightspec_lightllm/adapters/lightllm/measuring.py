@@ -76,7 +76,7 @@ class Grid:
             draft_rows=_sizes(drafts[0], options) if drafts else (),
             contexts=tuple(sorted({min(context, most) for context in options.contexts})),
             shared_rows=tuple(sorted(picked)),
-            fill_rows=rows if any(hasattr(draft, FILLED) for draft in drafts) else (),
+            fill_rows=rows if drafts and hasattr(drafts[0], FILLED) else (),
         )
 
 

@@ -22,7 +22,7 @@ are extrapolated, and stale ones drift back to what shallower depths say.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -102,7 +102,6 @@ class AcceptanceModel:
             prior = (info * value + strength * prior) / (info + strength)
             read.append(prior)
         self._theta_read = np.array(read)
-        self._table: FloatArray | None = None
 
     def _read_bins(self) -> None:
         if self.num_bins > 1:
@@ -127,20 +126,13 @@ class AcceptanceModel:
         return cast(FloatArray, np.minimum(np.maximum(shift + scale * BIN_CENTRES, -2.5), 2.5))
 
     @property
-    def table(self) -> FloatArray:
-        """float[LEVELS, K], acceptance by level and depth without bins; built when first read after a change."""
-        if self._table is None:
-            self._table = _sigmoid(LEVEL_OFFSETS[:, None] + self._theta_read)
-        return self._table
-
-    @property
     def depth_terms(self) -> FloatArray:
-        """float[K], log-odds by depth, beside those of a bin where there are bins."""
+        """float[K], log-odds by depth, beside those of a bin where there are bins; a new array after every change."""
         return self._theta_read
 
     @property
     def bin_terms(self) -> FloatArray:
-        """float[bins], log-odds by bin of confidences."""
+        """float[bins], log-odds by bin of confidences; a new array after every change."""
         return self._phi_read
 
     def acceptance(self) -> FloatArray:
@@ -192,6 +184,11 @@ class AcceptanceModel:
         self._phi_info *= keep
 
 
+def acceptance_by_level(depth_terms: FloatArray) -> FloatArray:
+    """float[LEVELS, K], acceptance by level of request and depth, of float[K] log-odds."""
+    return _sigmoid(LEVEL_OFFSETS[:, None] + depth_terms)
+
+
 def information_of(acceptance: FloatArray) -> FloatArray:
     """Fisher information of one trial at each acceptance."""
     return acceptance * np.maximum(1.0 - acceptance, LEAST_SPREAD)
@@ -222,6 +219,25 @@ def _blend(
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio: its multiples are spread evenly (Knuth, TAOCP 3, 6.4)."""
+
+
+class Scores(NamedTuple):
+    """What trials say of requests.
+
+    Attributes:
+        request_ids: int[M], of which some may be the same.
+        residual: float[M], drafts accepted above expectation.
+        information: float[M], how much that tells.
+    """
+
+    request_ids: IntArray
+    residual: FloatArray
+    information: FloatArray
+
+    @classmethod
+    def joined(cls, scores: list[Scores]) -> Scores:
+        """One after the other."""
+        return scores[0] if len(scores) == 1 else cls(*map(np.concatenate, zip(*scores, strict=True)))
 
 
 class RequestOffsets:
@@ -260,7 +276,7 @@ class RequestOffsets:
 
     def find(self, request_ids: IntArray) -> IntArray:
         """The same, of any requests, in any number."""
-        entries: IntArray = ((request_ids.view(np.uint64) * _HASH) >> self._shift).view(np.int64)
+        entries = self._hashed(request_ids)
         new = (self._owner.take(entries) != request_ids).nonzero()[0]
         if len(new):
             cleared = entries[new]
@@ -274,13 +290,15 @@ class RequestOffsets:
         """int[N], level of each request in 0..LEVELS-1."""
         return self._level.take(entries)
 
-    def learn(self, entries: IntArray, scores: FloatArray, rise: float) -> None:
-        """Take in residuals and information, float[2, M], of int[M] entries, of which some may be the same.
+    def learn(self, scores: Scores, rise: float) -> None:
+        """Take in what trials say of requests. Those that lost their entry to another since are left out.
 
         Args:
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        entries, information, residual = self._by_entry(entries, scores)
+        entries, information, residual = self._by_entry(scores)
+        if not len(entries):
+            return
         residual = residual - information * rise
         info = self._info[entries]
         offset = self._offset[entries]
@@ -298,16 +316,24 @@ class RequestOffsets:
         level = np.rint(shrunk / LEVEL_STEP) + NEUTRAL_LEVEL
         self._level[entries] = np.minimum(np.maximum(level, 0, out=level), LEVELS - 1, out=level)
 
-    def _by_entry(self, entries: IntArray, scores: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Entries without repetition, with the information and the residual of each: float[2, M] scores added up."""
+    def _by_entry(self, scores: Scores) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Entries without repetition, with the information and the residual of each: scores added up."""
+        ids, residual, information = scores
+        entries = self._hashed(ids)
+        held = self._owner.take(entries) == ids
+        if not held.all():
+            entries, residual, information = entries[held], residual[held], information[held]
         positions = np.arange(len(entries))
         self._position[entries] = positions
         last = self._position.take(entries)  # where the same entry stands for the last time
         kept = (last == positions).nonzero()[0]
         if len(kept) == len(entries):
-            return entries, scores[1], scores[0]
-        information, residual = sums(last, scores[1], len(entries)), sums(last, scores[0], len(entries))
+            return entries, information, residual
+        information, residual = sums(last, information, len(entries)), sums(last, residual, len(entries))
         return entries.take(kept), information.take(kept), residual.take(kept)
+
+    def _hashed(self, request_ids: IntArray) -> IntArray:
+        return cast(IntArray, ((request_ids.view(np.uint64) * _HASH) >> self._shift).view(np.int64))
 
     def _learn_spread(self, offset: FloatArray, information: FloatArray) -> None:
         """How much the requests of a batch differ. What they have in common says nothing of it."""

@@ -20,7 +20,7 @@ BIN_CENTRES = np.arange(-3.5, 4.51, 0.5)
 
 NUM_BINS = len(BIN_CENTRES)
 
-_GRID = (np.arange(NUM_CODES) + 0.5) / NUM_CODES
+_GRID = np.minimum(np.arange(NUM_CODES) + 0.5, _RESOLUTION - 0.25) / _RESOLUTION
 BIN_OF_CODE = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
 
 
@@ -30,8 +30,3 @@ def codes_of(confidence: FloatArray, num_depths: int, *, some_unknown: bool) -> 
     if some_unknown:
         np.copyto(scaled, NUM_CODES + np.arange(num_depths), where=np.isnan(scaled))
     return cast(IntArray, scaled.T.astype(np.int64, order="C"))
-
-
-def bins_of(codes: IntArray) -> IntArray:
-    """Bin of each code; `NUM_BINS` where the confidence is not known."""
-    return cast(IntArray, np.where(codes < NUM_CODES, BIN_OF_CODE.take(codes, mode="clip"), NUM_BINS))

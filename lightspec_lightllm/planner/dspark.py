@@ -94,7 +94,7 @@ class DsparkPlanner:
             draft_steps=steps,
             num_requests=num_requests,
             survival=None if confidence is None else self._calibration.survival(confidence),
-            proposed=proposed,
+            proposed=proposed.copy(),
             table_ms=float(time[best]),
             predicted_ms=float(time[best]),
             predicted_tokens=float(tokens[best]),

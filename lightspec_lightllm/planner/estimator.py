@@ -12,6 +12,8 @@ from lightspec_lightllm.planner.acceptance import (
     AcceptanceModel,
     ChangeDetector,
     RequestOffsets,
+    Scores,
+    acceptance_by_level,
     information_of,
     logit,
     raised,
@@ -108,6 +110,8 @@ class AcceptanceEstimator:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
         self._neutral = self._marginal.acceptance()
+        self._plain_terms = self._marginal.depth_terms
+        self._sure_terms = self._calibrated.bin_terms, self._calibrated.depth_terms
         self.hope = (self._calibrated if self._sure else self._marginal).first_hope()
         self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._levels_built: LevelTable | None = None
@@ -115,13 +119,12 @@ class AcceptanceEstimator:
 
     def _levels_table(self) -> LevelTable:
         if self._levels_built is None:
-            self._levels_built = LevelTable(self._marginal.table)
+            self._levels_built = LevelTable(acceptance_by_level(self._plain_terms))
         return self._levels_built
 
     def _survivals(self) -> SurvivalTable:
         if self._survivals_built is None:
-            calibrated, plain = self._calibrated, self._marginal.depth_terms
-            self._survivals_built = SurvivalTable(calibrated.bin_terms, calibrated.depth_terms, plain, LEVEL_OFFSETS)
+            self._survivals_built = SurvivalTable(*self._sure_terms, self._plain_terms, LEVEL_OFFSETS)
         return self._survivals_built
 
     @property
@@ -249,9 +252,9 @@ class AcceptanceEstimator:
         self._rounds.append(seen)
         self._go_on(num_requests)
 
-    def pass_round(self) -> None:
+    def pass_round(self, num_requests: int) -> None:
         """Note a round that says nothing of drafts: what was noted before it is taken in all the same."""
-        self._go_on(0)
+        self._go_on(num_requests)
 
     def _go_on(self, num_requests: int) -> None:
         self._waited += 1
@@ -267,25 +270,30 @@ class AcceptanceEstimator:
             self._work = None
 
     def _take_in(self, rounds: list[SeenRound]) -> Iterator[None]:
-        """Learn from some rounds, in parts that each take less time than a plan, and read the models anew."""
-        judged = []
+        """Learn from some rounds, in parts that each take less time than a plan, and read the models anew.
+
+        Whatever plans read changes in the last part alone: a version is one state.
+        """
         sure = [seen for seen in rounds if seen.codes is not None]
-        residual, information, rise, requests = yield from self._learn_marginal(rounds)
-        judged.append(requests)
+        learned = yield from self._learn_marginal(rounds)
+        judged = [learned.requests]
+        cells = proposed = None
         yield
-        if not sure:
+        if sure:
+            cells, proposed, told = yield from self._learn_calibrated(sure)
+            if told is not None:
+                learned = told
+                judged.append(told.requests)
+            yield
+        if found := [scores for scores in judged if scores is not None]:
+            self._offsets.learn(Scores.joined(found), learned.rise)
+        if cells is None or proposed is None:
             self._history.clear()  # what drafts were like when there were confidences says nothing of those without
         else:
-            told = yield from self._learn_calibrated(sure)
-            if told is not None:
-                residual, information, rise, requests = told
-                judged.append(requests)
-            yield
-        if found := [pair for pair in judged if pair is not None]:
-            entries, scores = zip(*found, strict=True)
-            self._offsets.learn(joined(list(entries)), np.concatenate(scores, axis=1), rise)
-            yield
-        if self._detector.update(float(np.add.reduce(residual)), float(np.add.reduce(information))):
+            self._history.push(cells, proposed)
+        if abs(self._skill) > SKILL_DOUBT:
+            self.trusts_confidence = self._skill > 0.0
+        if self._detector.update(float(np.add.reduce(learned.residual)), float(np.add.reduce(learned.information))):
             self.changes += 1
             self._marginal.forget(0.25)
             self._calibrated.forget(0.25)
@@ -308,23 +316,27 @@ class AcceptanceEstimator:
             information += tried * information_of(self._neutral)
         if known:
             trials = joined([seen.trials for seen in known])
-            entries = self._offsets.find(joined([seen.request_ids for seen in known if seen.request_ids is not None]))
-            levels, table = self._offsets.levels(entries), self._levels_table()
+            ids = joined([seen.request_ids for seen in known if seen.request_ids is not None])
+            levels, table = self._offsets.levels(self._offsets.find(ids)), self._levels_table()
             yield
             counts = at_least(by_level(trials, levels, most))
-            expected += np.add.reduce(counts * self._marginal.table)
-            information += np.add.reduce(counts * information_of(self._marginal.table))
+            expected += np.add.reduce(counts * table.acceptance)
+            information += np.add.reduce(counts * information_of(table.acceptance))
             hoped, telling = table.scores(levels, trials)
             successes = joined([seen.accepted for seen in known]) - 1
-            requests = entries, np.stack((successes - hoped, telling))
+            requests = Scores(ids, successes - hoped, telling)
         residual = at_least(accepted)[1:] - expected
         yield
         return Learned(residual, information, self._marginal.learn(residual, information), requests)
 
-    def _learn_calibrated(self, rounds: list[SeenRound]) -> Generator[None, None, Learned | None]:
+    def _learn_calibrated(
+        self, rounds: list[SeenRound]
+    ) -> Generator[None, None, tuple[CellArray, IntArray, Learned | None]]:
         """What trials say of their confidences: of the newest rounds, as many as there is anything to learn from.
 
-        Returns None if there was no trial, or confidences are not used.
+        Returns:
+            int16[K, M] cells and int[M] proposals of these rounds; and what was learned, None if there was no trial or
+            confidences are not used.
         """
         chosen: list[SeenRound] = []
         num_trials = 0
@@ -334,14 +346,14 @@ class AcceptanceEstimator:
             chosen.append(seen)
             num_trials += int(np.add.reduce(seen.trials))
         codes, proposed = joined_codes(chosen, self.max_draft_steps), joined([seen.proposed for seen in chosen])
-        entries = levels = None
+        ids = levels = None
         if self.trusts_confidence and all(seen.request_ids is not None for seen in chosen):
-            entries = self._offsets.find(joined([seen.request_ids for seen in chosen if seen.request_ids is not None]))
-            levels = self._offsets.levels(entries)
+            ids = joined([seen.request_ids for seen in chosen if seen.request_ids is not None])
+            levels = self._offsets.levels(self._offsets.find(ids))
         yield
-        self._history.push(self.cells(codes, levels), proposed)
+        cells = self.cells(codes, levels)
         if not num_trials:
-            return None
+            return cells, proposed, None
         accepted = joined([seen.accepted for seen in chosen])
         trials = single_trials(joined([seen.trials for seen in chosen]), accepted, codes)
         yield
@@ -354,17 +366,15 @@ class AcceptanceEstimator:
         residual, information = summed(trials.depth, *scores, self.max_draft_steps)
         rise += self._calibrated.learn(residual - information * rise, information)
         if not self.trusts_confidence:
-            return None
-        requests = None if entries is None else (entries, summed(trials.request, *scores, len(entries)))
-        return Learned(residual, information, rise, requests)
+            return cells, proposed, None
+        requests = None if ids is None else Scores(ids, *summed(trials.request, *scores, len(ids)))
+        return cells, proposed, Learned(residual, information, rise, requests)
 
     def _judge(self, trials: Trials) -> None:
-        """Whether confidences tell more than depths alone: by the likelihood of trials under both models."""
+        """How much more confidences tell than depths alone: by the likelihood of trials under both models."""
         told = self._survivals().acceptance(trials.code, trials.depth, None)
         plain = self._neutral.take(trials.depth)
         wrong = 1 - trials.right
         ratio = np.abs(wrong - told) / np.abs(wrong - plain)
         keep = math.exp(-len(ratio) / SKILL_TRIALS)
         self._skill = keep * self._skill + float(np.add.reduce(np.log(ratio)))
-        if abs(self._skill) > SKILL_DOUBT:
-            self.trusts_confidence = self._skill > 0.0

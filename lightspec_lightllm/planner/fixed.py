@@ -55,7 +55,7 @@ class FixedPlanner:
         table_ms = self.costs.target_ms(rows, num_requests, context) + self.costs.draft_ms(
             self.drafter, num_requests, rows, self.steps, block=self.max_draft_steps, context=context
         )
-        return Plan(rows, self.steps, num_requests, proposed=proposed, table_ms=table_ms, predicted_ms=table_ms)
+        return Plan(rows, self.steps, num_requests, proposed=proposed.copy(), table_ms=table_ms, predicted_ms=table_ms)
 
     def observe(self, feedback: RoundFeedback) -> None:  # noqa: ARG002 - the interface's, there is nothing to learn
         """Count the round."""

@@ -13,11 +13,13 @@ class LevelTable:
     """Acceptances and survivals by level of request and depth, and their order.
 
     Attributes:
+        acceptance: float[LEVELS, K].
         survival: float[LEVELS, K].
         value, depth, level: the same entries, highest survival first; where equal, by level and then by depth.
     """
 
     def __init__(self, acceptance: FloatArray) -> None:
+        self.acceptance = acceptance
         self.survival: FloatArray = np.multiply.accumulate(acceptance, axis=1)
         num_depths = acceptance.shape[1]
         self._order = np.argsort(-self.survival, axis=None, kind="stable")

@@ -229,7 +229,7 @@ class LightspecPlanner:
         from; notes the batch's context. Only as many depths are read as some request proposes."""
         context = view.context_tokens
         if not isinstance(context, NUMBERS):
-            context = float(np.add.reduce(context, axis=None)) / np.size(context)
+            context = float(np.add.reduce(context, axis=None)) / (np.size(context) or math.nan)
         if not 0.0 <= context < math.inf:
             raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
         if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
@@ -348,6 +348,8 @@ class LightspecPlanner:
         read = reading is not None and reading.source is feedback.confidence
         try:
             outcome = read_feedback(feedback, self.max_draft_steps, confidence=not read)
+            if read and reading is not None and reading.codes.shape[1] != len(outcome.verified):
+                read_feedback(feedback, self.max_draft_steps)  # they are of another batch
         except FeedbackError:
             self.counters.refused_feedback += 1
             raise
@@ -362,7 +364,7 @@ class LightspecPlanner:
         if num_trials or codes is not None:
             self._estimator.learn(SeenRound.of(outcome, trials, codes))
         else:
-            self._estimator.pass_round()
+            self._estimator.pass_round(len(trials))
         self.counters.changes = self._estimator.changes
         self._probes.observed(num_trials, feedback.plan.probe, surprise, grow=not self._estimator.hopes)
 

@@ -88,7 +88,7 @@ class MeanEmaPlanner:
             verify_rows=rows,
             draft_steps=self._steps,
             num_requests=num_requests,
-            proposed=proposed,
+            proposed=proposed.copy(),
             table_ms=time,
             predicted_ms=time,
             predicted_tokens=tokens,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from lightspec_lightllm.planner.acceptance import LEVELS, sums
+from lightspec_lightllm.planner.acceptance import LEVELS, Scores, sums
 from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.intake import Outcome
 from lightspec_lightllm.planner.types import FloatArray, IntArray
@@ -48,7 +48,7 @@ class SeenRound(NamedTuple):
     def of(cls, outcome: Outcome, trials: IntArray, codes: IntArray | None) -> SeenRound:
         """A round to learn from later, on copies: the host may reuse its buffers."""
         ids = None if outcome.request_ids is None else outcome.request_ids.copy()
-        return cls(trials, outcome.accepted.copy(), outcome.proposed, ids, codes)
+        return cls(trials, outcome.accepted.copy(), outcome.proposed.copy(), ids, codes)
 
     def without_codes(self) -> SeenRound:
         """The same round, of whose confidences nothing need be kept but that there were some."""
@@ -61,13 +61,13 @@ class Learned(NamedTuple):
     Attributes:
         residual, information: float[K], of the trials by depth.
         rise: see `AcceptanceModel.learn`.
-        requests: int[M] entries of `RequestOffsets` and their scores, float[2, M], or None.
+        requests: the same by request, or None.
     """
 
     residual: FloatArray
     information: FloatArray
     rise: float
-    requests: tuple[IntArray, FloatArray] | None
+    requests: Scores | None
 
 
 class Trials(NamedTuple):

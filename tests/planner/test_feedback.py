@@ -307,3 +307,36 @@ def test_a_buffer_that_the_host_uses_again_does_not_change_what_was_learned() ->
     assert plans[0].survival is not None
     assert plans[1].survival is not None
     assert plans[0].survival.tolist() == plans[1].survival.tolist()
+
+
+@pytest.mark.parametrize("strategy", ["lightspec", "fixed", "dspark", "mean-ema"])
+def test_feedback_fits_the_plan_although_the_host_has_written_the_next_proposals(strategy: str) -> None:
+    planner, proposed = make_planner(strategy, GPU, max_draft_steps=4), np.full(4, 4)
+    plan = planner.plan(BatchView(4, proposed, 100))
+    proposed[:] = 1
+    planner.observe(RoundFeedback(plan, np.full(4, 3), np.full(4, 2)))
+    assert planner.counters.observed == 1
+
+
+def test_counts_of_another_plan_are_copied() -> None:
+    def taught(*, reused: bool) -> Plan:
+        planner, ids = make_planner("lightspec", GPU, max_draft_steps=4), np.arange(80)
+        for number in range(60):
+            planner.plan(BatchView(80, np.full(80, 4), 300, request_ids=ids))
+            verified = np.full(80, 1 + number % 4)
+            planner.observe(RoundFeedback(Plan(80, 4), verified, np.full(80, 2), np.full((80, 4), 0.7), None, ids))
+            verified[:] = 0 if reused else verified
+        return planner.plan(BatchView(80, np.full(80, 4), 300, np.full((80, 4), 0.5), ids))
+
+    plans = taught(reused=False), taught(reused=True)
+    assert plans[0].survival is not None
+    assert plans[1].survival is not None
+    assert plans[0].survival.tolist() == plans[1].survival.tolist()
+
+
+def test_confidences_of_another_batch_than_the_feedback_are_refused() -> None:
+    planner, confidence = make_planner("lightspec", GPU, max_draft_steps=2), np.full((4, 2), 0.5)
+    plan = planner.plan(BatchView(4, np.full(4, 2), 10, confidence))
+    with pytest.raises(FeedbackError, match="confidence"):
+        planner.observe(RoundFeedback(plan, np.full(3, 1), np.full(3, 2), confidence))
+    assert planner.counters.refused_feedback == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
-from lightspec_lightllm.planner.acceptance import NEUTRAL_LEVEL, RequestOffsets
+from lightspec_lightllm.planner.acceptance import NEUTRAL_LEVEL, RequestOffsets, Scores
+from lightspec_lightllm.planner.lightspec import LightspecPlanner
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.simulation import FairHost, Tell, best_rate, lightspec, serve
 from tests.planner.worlds import CPU, GPU, KINDS
@@ -252,5 +255,51 @@ def test_requests_whose_ids_fall_on_the_same_entry_are_served_and_forgotten() ->
     offsets = RequestOffsets(memory_trials=80, prior_trials=12, bits=2)
     first = offsets.entries(np.arange(64))
     assert first.max() <= 3
-    offsets.learn(first, np.stack((np.full(64, 1.0), np.full(64, 0.5))), 0.0)
+    offsets.learn(Scores(np.arange(64), np.full(64, 1.0), np.full(64, 0.5)), 0.0)
     assert offsets.levels(offsets.entries(np.arange(64, 128))).tolist() == [NEUTRAL_LEVEL] * 64
+
+
+def test_a_new_request_is_not_taught_what_was_seen_of_one_that_had_its_entry_before() -> None:
+    offsets = RequestOffsets(memory_trials=80, prior_trials=12, bits=2)
+    old = np.array([0])
+    new = next(ids for ids in np.arange(1, 64)[:, None] if offsets.find(ids) == offsets.find(old))
+    offsets.find(new)
+    offsets.learn(Scores(old, np.full(1, 5.0), np.full(1, 2.0)), 0.0)
+    assert offsets.levels(offsets.find(new)).tolist() == [NEUTRAL_LEVEL]
+    offsets.learn(Scores(new, np.full(1, 5.0), np.full(1, 2.0)), 0.0)
+    assert offsets.levels(offsets.find(new))[0] > NEUTRAL_LEVEL
+
+
+def test_scores_of_one_request_add_up() -> None:
+    once, twice = (RequestOffsets(memory_trials=80, prior_trials=12) for _ in range(2))
+    once.find(np.array([7, 9]))
+    twice.find(np.array([7, 9]))
+    once.learn(Scores(np.array([7, 9]), np.array([1.5, -0.5]), np.array([0.75, 0.25])), 0.1)
+    parts = Scores(np.array([7, 9, 7, 7]), np.array([0.5, -0.5, 0.75, 0.25]), np.array([0.25, 0.25, 0.25, 0.25]))
+    twice.learn(parts, 0.1)
+    np.testing.assert_allclose(once._offset, twice._offset)
+    np.testing.assert_allclose(once._info, twice._info)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_to_ask_what_steps_are_worth_changes_no_plan(late: bool) -> None:
+    """Large batches are learned from in parts, over several rounds; whoever looks in between sees one version."""
+    asked, left_alone = (make_planner("lightspec", GPU, max_draft_steps=5) for _ in range(2))
+    assert isinstance(asked, LightspecPlanner)
+    rng, steps, waiting = np.random.default_rng(0), 5, []
+    for number in range(250):
+        size = int(rng.choice([70, 71, 72]))
+        ids, proposed = np.arange(size), np.full(size, steps)
+        sure = 1 / (1 + np.exp(-(0.8 + 1.5 * math.sin(number / 9) + rng.standard_normal((size, 5)))))
+        plans = [planner.plan(BatchView(size, proposed, 300, sure, ids)) for planner in (asked, left_alone)]
+        assert (plans[0].verify_rows, plans[0].draft_steps) == (plans[1].verify_rows, plans[1].draft_steps)
+        steps = plans[0].draft_steps
+        verified = np.minimum(proposed, 3)
+        right = (rng.random((size, 5)) < sure) & (np.arange(5) < verified[:, None])
+        accepted = 1 + np.logical_and.accumulate(right, axis=1).sum(axis=1)
+        waiting.append((plans, verified, accepted, sure, ids))
+        asked.steps_worth(size)
+        if number or not late:
+            plans, verified, accepted, sure, ids = waiting.pop(0)
+            for planner, plan in zip((asked, left_alone), plans, strict=True):
+                planner.observe(RoundFeedback(plan, verified, accepted, sure, None, ids))

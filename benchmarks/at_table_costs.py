@@ -23,12 +23,13 @@ from lightspec_lightllm.planner import CostModel
 def load_costs(path: Path) -> CostModel:
     """The cost model of a table that the embedded runtime stored."""
     stored = json.loads(path.read_text(encoding="utf-8"))
+    target = {int(count): {int(rows): ms for rows, ms in table.items()} for count, table in stored["target_ms"].items()}
     return CostModel.from_tables(
-        {int(rows): ms for rows, ms in stored["target_ms"].items()},
+        target[min(target)],
         {int(rows): ms for rows, ms in stored["draft_ms"].items()},
         interpolate=True,
-        request_ms=stored["request_ms"],
         request_token_ms=stored["request_token_ms"],
+        by_requests=target,
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,24 +23,24 @@ from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
+from lightspec_lightllm.planner.types import FloatArray
 
-FORMAT = 2
-REPEATS = 3
+FORMAT = 3
+REPEATS = 8
 CONTEXT = 256
 
-SHAPES = (
-    *((1, rows) for rows in (1, 2, 3, 4, 6, 8, 12, 16)),
-    *((2, rows) for rows in (1, 2, 4, 8, 16)),
-    *((4, rows) for rows in (1, 2, 4, 8, 16)),
-    *((8, rows) for rows in (1, 2, 4, 8, 12)),
-    *((16, rows) for rows in (1, 2, 4, 8)),
-    (32, 1),
-    (32, 2),
-)
-"""(requests, mean rows of each): the grid of target shapes at `CONTEXT`."""
+SHAPES = {
+    1: (1, 2, 3, 4, 6, 8, 12, 16),
+    2: (2, 3, 4, 6, 8, 16, 32),
+    4: (4, 5, 6, 8, 12, 16, 32, 64),
+    8: (8, 10, 12, 16, 24, 32, 64, 96),
+    16: (16, 20, 24, 32, 48, 64, 128),
+    32: (32, 40, 64),
+}
+"""Rows of the target by requests, measured at `CONTEXT`."""
 
-CONTEXTS = ((8, 1, 64), (8, 1, 768), (4, 4, 768))
-"""(requests, mean rows of each, context): what a token of context adds."""
+CONTEXTS = ((8, 8, 64), (8, 8, 768), (4, 16, 64), (4, 16, 768))
+"""(requests, rows, context): what a token of context adds."""
 
 DRAFT_REQUESTS = (1, 2, 4, 8, 16, 32)
 
@@ -104,9 +103,12 @@ def load(path: Path, key: CostKey) -> CostModel:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         found = dict(stored["key"])
-        target = {int(rows): float(ms) for rows, ms in stored["target_ms"].items()}
+        target = {
+            int(count): {int(rows): float(ms) for rows, ms in table.items()}
+            for count, table in stored["target_ms"].items()
+        }
         draft = {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()}
-        request_ms, request_token_ms = float(stored["request_ms"]), float(stored["request_token_ms"])
+        request_token_ms = float(stored["request_token_ms"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
     if found != asdict(key):
@@ -114,96 +116,104 @@ def load(path: Path, key: CostKey) -> CostModel:
         raise CostTableError(f"cost table {path} was measured for {', '.join(wrong)}; delete it to measure again")
     try:
         return CostModel.from_tables(
-            target, draft, interpolate=True, request_ms=request_ms, request_token_ms=request_token_ms
+            target[min(target)] if target else {},
+            draft,
+            interpolate=True,
+            request_token_ms=request_token_ms,
+            by_requests=target,
         )
     except CostTableError as error:
         raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
 
 
 def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> dict[str, Any]:
-    """Measure an idle engine and its drafter: the fastest of rounds that visit every shape in turn.
+    """Measure an idle engine and its drafter.
 
-    Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`), which takes longer than equal
-    ones: attention then runs in several calls.
-
-    The target's time is fitted as ``table[rows] + requests * (request_ms + request_token_ms * context)``: on a CPU,
-    attention is paid per request and weights per row. Sampling is part of it, since every row is sampled.
+    On a CPU rows cost more if they are of more requests, whose contexts are all read; so there is a table for each of
+    several numbers of requests. Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`),
+    which takes longer than equal ones: attention then runs in several calls. Sampling is part of it, since every row is
+    sampled.
     """
     shapes = _shapes(engine)
     capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers
     try:
-        times = _fastest([_target_run(engine, *shape) for shape in shapes], progress)
+        times = steady(_times([_target_run(engine, *shape) for shape in shapes], progress))
     finally:
         engine.model.capture_layers = capture
-    target, request_ms, request_token_ms = fit(shapes, times)
-    return {
-        "target_ms": target,
-        "request_ms": request_ms,
-        "request_token_ms": request_token_ms,
-        "draft_ms": _measure_draft(engine, drafter),
-        "measured": [{"shape": shape, "ms": ms} for shape, ms in zip(shapes, times, strict=True)],
-    }
+    target, request_token_ms = tabulate(shapes, times.tolist())
+    return {"target_ms": target, "request_token_ms": request_token_ms, "draft_ms": _measure_draft(engine, drafter)}
 
 
 def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
-    """(requests, mean rows, context) that the engine has room for; a small pool is measured at short contexts."""
-    options, shapes = engine.options, []
-    for n, rows in SHAPES:
-        if n <= options.max_requests and rows <= options.max_rows and n * rows <= options.num_slots:
-            shapes.append((n, rows, max(rows, min(CONTEXT, engine.max_context, options.num_slots // n))))
-    for n, rows, context in CONTEXTS:
-        fits = n * context <= options.num_slots and context <= engine.max_context
-        if fits and n <= options.max_requests and rows <= options.max_rows:
-            shapes.append((n, rows, context))
-    return shapes
+    """(requests, rows, context) that the engine has room for; a small pool is measured at short contexts."""
+    options = engine.options
+
+    def fits(count: int, rows: int) -> bool:
+        mean = -(-rows // count)
+        return count <= options.max_requests and mean <= options.max_rows and count * mean <= options.num_slots
+
+    sizes = [(count, rows) for count, all_rows in SHAPES.items() for rows in all_rows if fits(count, rows)]
+    room = min(CONTEXT, engine.max_context)
+    usual = [(n, rows, max(-(-rows // n), min(room, options.num_slots // n))) for n, rows in sizes]
+    return usual + [
+        (n, rows, context)
+        for n, rows, context in CONTEXTS
+        if fits(n, rows) and n * context <= options.num_slots and context <= engine.max_context
+    ]
 
 
-def fit(shapes: list[tuple[int, int, int]], times: list[float]) -> tuple[dict[int, float], float, float]:
-    """Least squares, by relative errors, of ``table[N * rows] + N * (request_ms + request_token_ms * context)``.
+def tabulate(
+    shapes: Sequence[tuple[int, int, int]], times: Sequence[float]
+) -> tuple[dict[int, dict[int, float]], float]:
+    """``{requests: {rows: ms}}``, and the milliseconds that a token of context adds per request.
 
-    Returns:
-        The monotone table of rows to milliseconds, ``request_ms`` and ``request_token_ms`` (both at least 0).
+    The times are ``table[requests][rows] + requests * context * request_token_ms``. The first shape of a number of
+    requests and rows is the one of the table; what a token adds is fitted to how the others differ from it, by least
+    squares, and is at least 0. Tables do not fall with rows.
     """
-    sizes = sorted({n * rows for n, rows, _ in shapes})
-    design = np.zeros((len(shapes), len(sizes) + 2))
-    for line, (n, rows, context) in enumerate(shapes):
-        design[line, sizes.index(n * rows)] = 1.0
-        design[line, -2:] = n, n * context
-    ms = np.array(times)
-    free = [True, True]
-    while True:
-        columns = [*range(len(sizes)), *(len(sizes) + i for i in range(2) if free[i])]
-        solution, *_ = np.linalg.lstsq(design[:, columns] / ms[:, None], np.ones(len(ms)), rcond=None)
-        terms = dict(zip(columns, solution.tolist(), strict=True))
-        negative = [i for i in range(2) if terms.get(len(sizes) + i, 0.0) < 0.0]
-        if not negative:
-            break
-        for i in negative:
-            free[i] = False
-    table = np.maximum.accumulate([max(terms[i], 0.01) for i in range(len(sizes))])
-    request_ms, request_token_ms = (terms.get(len(sizes) + i, 0.0) for i in range(2))
-    return dict(zip(sizes, table.tolist(), strict=True)), request_ms, request_token_ms
+    usual: dict[tuple[int, int], tuple[int, float]] = {}
+    tokens, extra = [], []
+    for (count, rows, context), ms in zip(shapes, times, strict=True):
+        if (count, rows) in usual:
+            first, first_ms = usual[count, rows]
+            tokens.append(float(count * (context - first)))
+            extra.append(ms - first_ms)
+        else:
+            usual[count, rows] = context, ms
+    weight = float(np.dot(tokens, tokens))
+    per_token = max(float(np.dot(tokens, extra)) / weight, 0.0) if weight else 0.0
+    table: dict[int, dict[int, float]] = {}
+    for (count, rows), (context, ms) in sorted(usual.items()):
+        line = table.setdefault(count, {})
+        line[rows] = max(ms - count * context * per_token, 0.01, *line.values())
+    return table, per_token
 
 
-def _fastest(runs: list[Callable[[], object]], progress: ProgressListener | None = None) -> list[float]:
-    """Milliseconds of each run: all in turn, several times, the first to warm up.
+def steady(times: FloatArray) -> FloatArray:
+    """float[S]: what shapes take on an undisturbed machine, from float[P, S] passes over all of them.
 
-    The fastest counts: another process on the machine can only add time, and a table outlives it.
+    A machine whose speed changes from one pass to the next changes all shapes of a pass alike, so passes are first
+    brought to one speed. Other processes can only add time, so the lower quartile of a shape's times counts.
     """
-    times = [math.inf] * len(runs)
+    speed = np.median(times / np.median(times, axis=0), axis=1, keepdims=True)
+    return cast(FloatArray, np.quantile(times / speed, 0.25, axis=0))
+
+
+def _times(runs: list[Callable[[], object]], progress: ProgressListener | None = None) -> FloatArray:
+    """float[REPEATS, S], milliseconds of each run: all in turn, several times, after one that warms up."""
+    times = np.zeros((REPEATS + 1, len(runs)))
     for repeat in range(REPEATS + 1):
         for index, run in enumerate(runs):
             started = time.perf_counter()
             run()
-            if repeat:
-                times[index] = min(times[index], (time.perf_counter() - started) * 1e3)
+            times[repeat, index] = (time.perf_counter() - started) * 1e3
             if progress is not None:
                 progress("measuring costs", repeat * len(runs) + index + 1, (REPEATS + 1) * len(runs))
-    return times
+    return times[1:]
 
 
 def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Callable[[], object]:
-    logits = np.zeros((num_requests * rows, engine.model.config.vocab_size), dtype=np.float32)
+    logits = np.zeros((rows, engine.model.config.vocab_size), dtype=np.float32)
     greedy = [SamplingParams()] * num_requests
     ids = list(range(num_requests))
     counts = uneven_rows(num_requests, rows, min(engine.options.max_rows, context, 1 + MAX_DRAFT_STEPS))
@@ -215,8 +225,8 @@ def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> C
     return run
 
 
-def uneven_rows(num_requests: int, mean: int, most: int) -> list[int]:
-    """Rows per request, 1 to ``most``, summing to ``num_requests * mean``, neighbours unlike each other.
+def uneven_rows(num_requests: int, total: int, most: int) -> list[int]:
+    """Rows per request, 1 to ``most``, ``total`` in all, neighbours unlike each other.
 
     What a request has beyond its own row follows an exponential distribution: a few have many drafts worth a row, most
     have few or none.
@@ -224,7 +234,7 @@ def uneven_rows(num_requests: int, mean: int, most: int) -> list[int]:
     order = np.argsort(np.arange(num_requests) * 0.6180339887 % 1.0)  # golden-ratio steps scatter the ranks
     quantile = -np.log1p(-(np.arange(num_requests) + 0.5) / num_requests)
     rows = np.ones(num_requests, dtype=np.int64)
-    while (left := num_requests * mean - int(rows.sum())) > 0:
+    while (left := total - int(rows.sum())) > 0:
         room = most - rows
         share = np.where(room > 0, quantile, 0.0)
         wanted = np.minimum(np.floor(share / share.sum() * left).astype(np.int64), room)

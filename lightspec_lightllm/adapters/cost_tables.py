@@ -8,6 +8,7 @@ from typing import Any
 from lightspec_lightllm.errors import ConfigError, CostTableError
 from lightspec_lightllm.planner import CostModel
 from lightspec_lightllm.planner.costs import RowCosts
+from lightspec_lightllm.planner.types import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class CostTables:
         request_token_ms: target time per request and token of context.
         max_rows: the largest batch that the target may run.
         fill: as ``draft``, of what the drafter runs over all verified rows; empty: a forward like any other.
+        by_requests: ``{requests: {rows: ms}}``, target times where they depend on that; empty: ``target`` is for all.
     """
 
     target: dict[int, float | dict[int, float]]
@@ -33,6 +35,7 @@ class CostTables:
     request_token_ms: float = 0.0
     max_rows: int | None = None
     fill: dict[int, float | dict[int, float]] = field(default_factory=dict)
+    by_requests: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -53,6 +56,7 @@ class CostTables:
             request_token_ms=costs.request_token_ms,
             max_rows=costs.max_rows,
             fill={} if fill is None else _table(fill),
+            by_requests={count: _line(table, table.ms[0]) for count, table in costs.by_requests.items()},
         )
 
     def model(self, factor: float = 1.0) -> CostModel:
@@ -66,14 +70,18 @@ class CostTables:
             request_ms=factor * self.request_ms,
             request_token_ms=factor * self.request_token_ms,
             max_rows=self.max_rows,
+            by_requests=_scaled(self.by_requests, factor),
         )
 
 
 def _table(costs: RowCosts) -> dict[int, float | dict[int, float]]:
-    lines = [dict(zip(costs.rows.tolist(), line.tolist(), strict=True)) for line in costs.ms]
-    if len(lines) == 1:
-        return dict(lines[0])
-    return {int(context): line for context, line in zip(costs.contexts.tolist(), lines, strict=True)}
+    if len(costs.ms) == 1:
+        return dict(_line(costs, costs.ms[0]))
+    return {int(context): _line(costs, line) for context, line in zip(costs.contexts.tolist(), costs.ms, strict=True)}
+
+
+def _line(costs: RowCosts, ms: FloatArray) -> dict[int, float]:
+    return dict(zip(costs.rows.tolist(), ms.tolist(), strict=True))
 
 
 def _scaled(table: Any, factor: float) -> Any:

@@ -96,6 +96,7 @@ class Explanation:
 
 def explain(state: State, costs: CostModel) -> Explanation:
     """Plan a round of the state and keep everything that was compared."""
+    costs = costs.for_requests(state.num_requests)
     legal = legal_steps(state.drafter, state.max_draft_steps)
     off_ms = costs.target_ms(state.num_requests, state.num_requests, state.context_tokens)
     unit = state.num_requests / max(off_ms, 1e-9)

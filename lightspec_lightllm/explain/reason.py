@@ -69,7 +69,7 @@ def _budget(costs: CostModel, drafter: DrafterKind, record: RoundRecord, price: 
     limit = num_requests + available
     if costs.max_rows is not None:
         limit = max(num_requests, min(limit, costs.max_rows))
-    budgets = costs.budgets((num_requests, limit), record.context_tokens / num_requests, 0)
+    budgets = costs.for_requests(num_requests).budgets((num_requests, limit), record.context_tokens / num_requests, 0)
     larger, smaller = budgets.rows[budgets.rows > plan.verify_rows], budgets.rows[budgets.rows < plan.verify_rows]
     if len(larger):
         low, high = plan.verify_rows, int(larger[0])

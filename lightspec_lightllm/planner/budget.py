@@ -60,7 +60,7 @@ def choose_budget(
         limit = max(num_requests, min(limit, costs.max_rows))
     if limit == num_requests:
         return num_requests
-    budgets = costs.budgets(ends or (num_requests, limit), context, backlog)
+    budgets = costs.for_requests(num_requests).budgets(ends or (num_requests, limit), context, backlog)
     end = int(budgets.rows.searchsorted(limit, "right"))
     value = curve.at(budgets.extra[:end]) - price * budgets.ms(fills)[:end]
     best = int(value.argmax())

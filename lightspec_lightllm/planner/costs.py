@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner.types import DrafterKind, FloatArray, IntArray
@@ -90,6 +91,15 @@ class RowCosts:
             interpolate=interpolate,
         )
 
+    def at(self, rows: npt.NDArray[np.floating[Any]]) -> FloatArray:
+        """Milliseconds at the first context of numbers of rows that need not be whole, linear between sizes and past
+        the last."""
+        line, last = self.ms[0], float(self.rows[-1])
+        slope = line[-1] / last
+        if len(line) > 1:
+            slope = (line[-1] - line[-2]) / (last - float(self.rows[-2]))
+        return cast(FloatArray, np.interp(rows, self.rows, line) + slope * np.maximum(rows - last, 0.0))
+
     def dense(self, max_rows: int) -> FloatArray:
         """float[C, max_rows + 1]: what 0..max_rows rows cost; extrapolated past the last measured size."""
         wanted = np.arange(max_rows + 1)
@@ -126,6 +136,7 @@ class CostModel:
         request_ms: float = 0.0,
         request_token_ms: float = 0.0,
         max_rows: int | None = None,
+        by_requests: Mapping[int, RowCosts] | None = None,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -134,6 +145,8 @@ class CostModel:
         self.request_ms = request_ms
         self.request_token_ms = request_token_ms
         self.max_rows = max_rows
+        self.by_requests = dict(sorted(by_requests.items())) if by_requests else {}
+        self._of_requests: dict[int, CostModel] = {}
         self._any_context = all(len(table.contexts) == 1 for table in (target, draft, fill) if table is not None)
         self._size = 0
         self._lines: dict[float, tuple[tuple[FloatArray, FloatArray], FloatArray]] = {}
@@ -152,6 +165,7 @@ class CostModel:
         request_ms: float = 0.0,
         request_token_ms: float = 0.0,
         max_rows: int | None = None,
+        by_requests: Mapping[int, RowTable] | None = None,
     ) -> CostModel:
         """Make a cost model from measured tables.
 
@@ -165,6 +179,8 @@ class CostModel:
             request_ms: target time that each request adds, whatever its rows.
             request_token_ms: target time that each token of context adds per request, whatever the request's rows.
             max_rows: the largest batch that the target may run, or None.
+            by_requests: ``{requests: {rows: ms}}``, what one target forward takes with so many requests, where the same
+                rows take longer if they are of more requests; in place of ``target`` wherever their number is known.
 
         Raises:
             CostTableError: a table is empty or malformed, or a term is negative.
@@ -184,7 +200,27 @@ class CostModel:
             request_ms=request_ms,
             request_token_ms=request_token_ms,
             max_rows=max_rows,
+            by_requests=_tables_by_requests(by_requests or {}, interpolate=interpolate),
         )
+
+    def for_requests(self, num_requests: int) -> CostModel:
+        """The costs of a batch of N requests: these, or where they depend on N, those with N's own target table."""
+        if not self.by_requests:
+            return self
+        held = self._of_requests.get(num_requests)
+        if held is None:
+            if len(self._of_requests) >= MAX_GRIDS:
+                self._of_requests.pop(next(iter(self._of_requests)))
+            held = self._of_requests[num_requests] = CostModel(
+                _between(self.by_requests, num_requests),
+                self.draft,
+                fill=self.fill,
+                overhead_ms=self.overhead_ms,
+                request_ms=self.request_ms,
+                request_token_ms=self.request_token_ms,
+                max_rows=self.max_rows,
+            )
+        return held
 
     def _grow(self, rows: int) -> None:
         self._size = max(64, 1 << int(rows).bit_length())
@@ -239,7 +275,8 @@ class CostModel:
 
     def target_ms(self, rows: int, num_requests: int, context: float) -> float:
         """One round without drafting."""
-        return float(self.lines(rows, context)[0][rows]) + self.base_ms(num_requests, context)
+        line = self.for_requests(num_requests).lines(rows, context)[0]
+        return float(line[rows]) + self.base_ms(num_requests, context)
 
     def draft_ms(
         self,
@@ -288,6 +325,35 @@ class CostModel:
             self._budgets.pop(next(iter(self._budgets)))
         self._budgets[key] = held
         return held
+
+
+def _tables_by_requests(tables: Mapping[Any, RowTable], *, interpolate: bool) -> dict[int, RowCosts]:
+    found = {}
+    for count, table in tables.items():
+        name = f"target table of {count} requests"
+        if not isinstance(count, int | np.integer) or not 1 <= count <= MAX_TABLE_ROWS:
+            raise CostTableError(f"{name}: expected a whole number of requests of at least 1; measure it again")
+        costs = RowCosts.from_table(table, name=name, interpolate=interpolate)
+        if isinstance(next(iter(table.values())), Mapping) or int(costs.rows[0]) < count:
+            raise CostTableError(f"{name}: expected {{rows: ms}} with a row per request or more; measure it again")
+        found[int(count)] = costs
+    return found
+
+
+def _between(tables: Mapping[int, RowCosts], num_requests: int) -> RowCosts:
+    """The table of N requests: linear in N between those of fewer and of more with the same mean rows, and beyond."""
+    counts = list(tables)
+    if num_requests in tables or len(counts) == 1:
+        return tables[num_requests if num_requests in tables else counts[0]]
+    upper = min(max(int(np.searchsorted(counts, num_requests)), 1), len(counts) - 1)
+    few, many = counts[upper - 1], counts[upper]
+    means = np.concatenate((tables[few].rows / few, tables[many].rows / many))
+    rows = np.unique(np.rint(means * num_requests).astype(np.int64))
+    fewer, more = (tables[count].at(rows * (count / num_requests)) for count in (few, many))
+    share = (num_requests - few) / (many - few)
+    ms = np.maximum((1.0 - share) * fewer + share * more, 0.0)
+    table = dict(zip(rows.tolist(), ms.tolist(), strict=True))
+    return RowCosts.from_table(table, name="target table", interpolate=tables[few].interpolate)
 
 
 class BudgetCosts:

@@ -84,7 +84,8 @@ class DsparkPlanner:
         heard = self._old_enough()
         rows, tokens = np.array([limit]), np.array([float(num_requests)])
         if heard is not None and limit > num_requests:
-            rows = self.costs.budgets((num_requests, limit), context, view.draft_backlog or 0).rows
+            costs = self.costs.for_requests(num_requests)
+            rows = costs.budgets((num_requests, limit), context, view.draft_backlog or 0).rows
             scale = np.count_nonzero(proposed) / heard.num_proposals
             tokens = num_requests + _gain(heard.survival, scale, rows - num_requests)
         time = self._round_ms(num_requests, rows, context, view.draft_backlog or 0)
@@ -112,7 +113,7 @@ class DsparkPlanner:
         chained, fills = draft_terms(self.drafter, self.max_draft_steps)
         chain_rows = num_requests * self.max_draft_steps if self.drafter == "block" else num_requests
         most = max(int(rows[-1]) + backlog, chain_rows)
-        target, draft = self.costs.lines(most, context)
+        target, draft = self.costs.for_requests(num_requests).lines(most, context)
         time = (
             target[rows]
             + fills * self.costs.fill_line(most, context)[rows + backlog]

@@ -137,7 +137,7 @@ class LightspecPlanner:
     def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
         if self.drafter not in ("serial", "serial_no_kv") or not self._estimator.trusts_confidence:
             return None
-        target, draft = self.costs.lines(rows + num_requests, self._context)
+        target, draft = self.costs.for_requests(num_requests).lines(rows + num_requests, self._context)
         # The slope of the target over the next row of every request.
         row_ms = float(target[rows + num_requests] - target[rows]) / num_requests
         return ChainRule(self._estimator, self._price * row_ms, self._price * float(draft[num_requests]))
@@ -204,7 +204,7 @@ class LightspecPlanner:
         """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
         fills, backlog = drafter
         ends = budget_ends(num_requests, self._legal, self.costs.max_rows)
-        budgets = self.costs.budgets(ends, self._context, backlog)
+        budgets = self.costs.for_requests(num_requests).budgets(ends, self._context, backlog)
 
         def value(curve: GainCurve, rows: int) -> float:
             return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)

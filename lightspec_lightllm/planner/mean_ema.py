@@ -99,7 +99,7 @@ class MeanEmaPlanner:
         limit = self._cap(num_requests, num_requests + int(proposed.sum()))
         rows = np.array([limit])
         if not self._warm_up:
-            rows = self.costs.budgets((num_requests, limit), COST_CONTEXT, 0).rows
+            rows = self.costs.for_requests(num_requests).budgets((num_requests, limit), COST_CONTEXT, 0).rows
         tokens = self._expected_tokens(num_requests, rows, proposed)
         rate = tokens / np.maximum(self._round_ms(num_requests, rows, next_steps), 1e-9)
         best = int(rate.argmax())
@@ -134,7 +134,7 @@ class MeanEmaPlanner:
         chained, fills = draft_terms(self.drafter, steps)
         chain_rows = num_requests * self.max_draft_steps if self.drafter == "block" else num_requests
         most = max(int(rows[-1]), chain_rows)
-        target, draft = self.costs.lines(most, COST_CONTEXT)
+        target, draft = self.costs.for_requests(num_requests).lines(most, COST_CONTEXT)
         time = (
             target[rows] + fills * self.costs.fill_line(most, COST_CONTEXT)[rows] + chained * float(draft[chain_rows])
         )

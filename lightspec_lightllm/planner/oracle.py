@@ -36,7 +36,7 @@ def best_budget(
         rows = num_requests + extra
         if extra and costs.max_rows is not None and rows > costs.max_rows:
             break
-        time = costs.lines(rows, context)[0][rows] + costs.draft_ms(
+        time = costs.for_requests(num_requests).lines(rows, context)[0][rows] + costs.draft_ms(
             kind, num_requests, rows, steps, block=block, context=context, backlog=backlog
         )
         value = num_requests + sum(waiting[:extra]) - price * float(time)

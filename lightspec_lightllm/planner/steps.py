@@ -47,7 +47,7 @@ def steps_values(
     ends = budget_ends(num_requests, legal, costs.max_rows)
     chain_rows = num_requests * block if kind == "block" else num_requests
     line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
-    budgets = costs.budgets(ends, context, backlog)
+    budgets = costs.for_requests(num_requests).budgets(ends, context, backlog)
     # The passes over all rows are the same for every d but none, since chained layers take all d or none.
     passes = float(fills[-1])
     if mass.ladder:

@@ -125,7 +125,7 @@ class OptimumPlanner(Oracle):
         """See `planner.Planner`."""
         host, num_requests = self.host, view.num_requests
         price = self._prices[host.world.segment]
-        costs, context = host.true_costs, float(np.mean(view.context_tokens))
+        costs, context = host.true_costs.for_requests(num_requests), float(np.mean(view.context_tokens))
         states = self._knowledge.states()
         survival = self._knowledge.survival(states)
         self._history.push(states)
@@ -198,7 +198,7 @@ class ClairvoyantPlanner(Oracle):
         """See `planner.Planner`."""
         host, world, num_requests = self.host, self.host.world, view.num_requests
         price, kind = self._prices[world.segment], host.scenario.drafter.kind
-        costs, context = host.true_costs, float(np.mean(view.context_tokens))
+        costs, context = host.true_costs.for_requests(num_requests), float(np.mean(view.context_tokens))
         proposed = np.asarray(view.proposed)
         right = np.minimum(np.minimum(world.drafts.runs, proposed), world.left - 1)
         block = self.max_draft_steps

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.errors import CostTableError
-from lightspec_lightllm.planner import CostModel, DrafterKind
+from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, RoundFeedback, make_planner
 from lightspec_lightllm.planner.steps import REWARM_ROUNDS, catching_up_ms
 from tests.planner.worlds import KINDS, cost_models
 
@@ -198,3 +199,56 @@ def test_the_budgets_compared_hold_every_end_and_every_edge_between(
 def test_a_table_of_absurdly_many_rows_is_refused() -> None:
     with pytest.raises(CostTableError, match="at most 1000000 rows"):
         CostModel.from_tables({10**30: 1.0})
+
+
+BY_REQUESTS = {1: {1: 10.0, 4: 16.0}, 4: {4: 22.0, 16: 46.0}, 8: {8: 40.0, 16: 60.0}}
+
+
+def test_rows_of_more_requests_may_cost_more() -> None:
+    costs = CostModel.from_tables({1: 1.0}, interpolate=True, overhead_ms=0.5, by_requests=BY_REQUESTS)
+    assert costs.target_ms(4, 1, 0.0) == pytest.approx(16.5)
+    assert costs.target_ms(4, 4, 0.0) == pytest.approx(22.5)
+    assert costs.target_ms(16, 4, 0.0) == pytest.approx(46.5)
+    assert costs.target_ms(16, 8, 0.0) == pytest.approx(60.5)
+    # Between 4 and 8 requests: half-way at the same mean rows, of 1 and of 2.
+    assert costs.target_ms(6, 6, 0.0) == pytest.approx(0.5 * (22.0 + 40.0) + 0.5)
+    assert costs.target_ms(12, 6, 0.0) == pytest.approx(0.5 * (30.0 + 60.0) + 0.5)
+    assert costs.target_ms(16, 16, 0.0) == pytest.approx(40.0 + 2 * 18.0 + 0.5)  # beyond 8, on the line through 4 and 8
+
+
+@given(st.integers(1, 40), st.integers(0, 120))
+def test_more_rows_never_cost_less_whatever_the_requests(num_requests: int, extra: int) -> None:
+    costs = CostModel.from_tables({1: 1.0}, interpolate=True, by_requests=BY_REQUESTS)
+    rows = num_requests + extra
+    assert 0.0 < costs.target_ms(rows, num_requests, 0.0) <= costs.target_ms(rows + 1, num_requests, 0.0)
+
+
+def test_plans_follow_what_rows_cost_with_their_number_of_requests() -> None:
+    """At 2 requests a second row each is nearly free, at 8 it costs as much as the first."""
+    tables = {2: {2: 10.0, 4: 10.1, 30: 20.0}, 8: {8: 10.0, 16: 20.0, 120: 140.0}}
+    costs = CostModel.from_tables({1: 1.0}, interpolate=True, by_requests=tables)
+    rows = {}
+    for count in (2, 8):
+        planner = make_planner("lightspec", costs, max_draft_steps=3, drafter="free")
+        for _ in range(120):
+            plan = planner.plan(BatchView(count, np.full(count, 3), 10))
+            verified = select_rows(np.full(count, 3), plan.verify_rows, plan.survival)
+            planner.observe(RoundFeedback(plan, verified, 1 + np.minimum(verified, 1)))
+        rows[count] = planner.plan(BatchView(count, np.full(count, 3), 10)).verify_rows
+    assert rows[2] >= 4
+    assert rows[8] == 8
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({0: {1: 1.0}}, "0 requests"),
+        ({"4": {4: 1.0}}, "4 requests"),
+        ({4: {1: 1.0}}, "row per request"),
+        ({4: {}}, "empty"),
+        ({1: {1: {2: 1.0}}}, "measure it again"),
+    ],
+)
+def test_impossible_tables_by_requests_are_refused(tables: Any, message: str) -> None:
+    with pytest.raises(CostTableError, match=message):
+        CostModel.from_tables({1: 1.0}, by_requests=tables)

@@ -37,8 +37,9 @@ def value_of(
 ) -> float:
     """Tokens less the price of the time that depends on the budget."""
     waiting = sorted((s for line, p in zip(survival.tolist(), proposed, strict=True) for s in line[:p]), reverse=True)
-    target, fill = costs.lines(rows + backlog, context)[0], costs.fill_line(rows + backlog, context)
     num_requests = len(proposed)
+    target = costs.for_requests(num_requests).lines(rows + backlog, context)[0]
+    fill = costs.fill_line(rows + backlog, context)
     time = target[rows] + fills * fill[rows + backlog]
     return float(num_requests + sum(waiting[: rows - num_requests]) - price * time)
 
@@ -192,6 +193,6 @@ def test_the_best_steps_are_worth_no_less_than_none(
     values = steps_values(
         mass, num_requests, legal_steps(kind, most), kind=kind, block=most, costs=costs, context=0.0, price=price
     )
-    off = num_requests - price * float(costs.lines(num_requests, 0.0)[0][num_requests])
+    off = num_requests - price * float(costs.for_requests(num_requests).lines(num_requests, 0.0)[0][num_requests])
     assert values[0] == pytest.approx(off, abs=1e-9)
     assert values.max() >= values[0]

@@ -50,6 +50,8 @@ def cost_models(draw: st.DrawFn, *, own_draft_sizes: bool = False, max_rows: boo
     contexts = draw(st.lists(st.integers(0, 4096), min_size=1, max_size=3, unique=True))
     target: Any = {context: table(rows) for context in contexts} if len(contexts) > 1 else table(rows)
     draft = draw(st.sampled_from([None, table(draw(sizes) if own_draft_sizes else rows)]))
+    counts = st.dictionaries(st.integers(1, 8), st.lists(st.integers(0, 40), min_size=1, max_size=4), max_size=3)
+    by_requests = {count: table([count + extra for extra in extras]) for count, extras in draw(counts).items()}
     return CostModel.from_tables(
         target,
         draft,
@@ -59,6 +61,7 @@ def cost_models(draw: st.DrawFn, *, own_draft_sizes: bool = False, max_rows: boo
         request_ms=draw(st.floats(0.0, 1.0)),
         request_token_ms=draw(st.floats(0.0, 1e-3)),
         max_rows=draw(st.none() | st.integers(1, 40)) if max_rows else None,
+        by_requests=by_requests,
     )
 
 

@@ -6,7 +6,8 @@
 Prints one line per setting with percentiles over all rounds, and the machine. The rounds are those of a simulated
 server that is always full, of one of two kinds: *steady*, the same requests with K drafts each in every round; and
 *turnover*, in which requests end after some 400 tokens and are replaced, so that proposals are ragged. Confidences
-mean something, and the batch is worth speculating on.
+mean something, and the batch is worth speculating on. They are known *live*, before a round is planned, as on the
+embedded engine; or *late*, with the round's feedback, as on a GPU that nobody waits for.
 
 With ``--cpu`` only the time that the thread itself ran is counted, and not that in which others had its core.
 
@@ -51,7 +52,7 @@ class Setting:
     num_requests: int
     steps: int
     request_ids: bool
-    confidence: bool
+    confidence: str
     turnover: bool
 
 
@@ -67,10 +68,11 @@ def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]
     times = []
     for _ in range(WARM_UP + rounds):
         began, batch = host.now(), host.schedule()
-        sure = batch.confidence if setting.confidence else None
+        sure = None if setting.confidence == "no" else batch.confidence
         ids = batch.request_ids if setting.request_ids else None
         context = batch.context_tokens if setting.turnover else 512.0
-        view = BatchView(setting.num_requests, batch.proposed, context, sure, ids)
+        live = sure if setting.confidence == "live" else None
+        view = BatchView(setting.num_requests, batch.proposed, context, live, ids)
         started = clock()
         plan = planner.plan(view)
         planned = clock()
@@ -125,9 +127,9 @@ def main() -> None:
         f"{' of CPU' if args.cpu else ''}"
     )
     known = [
-        (False, False),
-        *([(True, False)] if args.request_ids else []),
-        *([(True, True)] if args.confidence else []),
+        (False, "no"),
+        *([(True, "no")] if args.request_ids else []),
+        *([(True, "late"), (True, "live")] if args.confidence else []),
     ]
     for num_requests in args.requests:
         for turnover in (False, True):
@@ -137,7 +139,7 @@ def main() -> None:
                 kind = "turnover" if turnover else "steady"
                 print(
                     f"{num_requests:>5} {kind:>9} {'yes' if request_ids else 'no':>4} "
-                    f"{'yes' if confidence else 'no':>11} {percentiles(times)}",
+                    f"{confidence:>11} {percentiles(times)}",
                     flush=True,
                 )
     print(f"{'control':>32} {percentiles(control(args.rounds, 50.0, clock))}")

@@ -13,14 +13,15 @@ PAGE_TABLES = "_shared_page_table_buffer"
 
 
 @contextmanager
-def own_attention_backends() -> Iterator[None]:
+def own_attention_backends(*, share_page_tables: bool) -> Iterator[None]:
     """While drafters are built, every model gets attention backends of its own.
 
     LightLLM keeps one object per class and initialises it anew for each model, so that a drafter would leave the
-    target's with its own head counts and buffers. Page tables stay shared, as LightLLM means them to be.
+    target's with its own head counts and buffers. Page tables stay shared, as LightLLM means them to be, unless a
+    drafter's batches may be larger than the target's.
     """
     shared = BaseAttBackend._instances  # noqa: SLF001 - there is no other way in
-    BaseAttBackend._instances = _OwnInstances(shared)  # noqa: SLF001
+    BaseAttBackend._instances = _OwnInstances(shared if share_page_tables else {})  # noqa: SLF001
     try:
         yield
     finally:

@@ -35,6 +35,7 @@ from lightspec_lightllm.adapters.lightllm.attention_backends import own_attentio
 from lightspec_lightllm.adapters.lightllm.batch import NO_IMAGES, DecodeBatch, RequestTable
 from lightspec_lightllm.adapters.lightllm.calibration import Calibration
 from lightspec_lightllm.adapters.lightllm.drafters.interface import Proposal, VerifiedRows
+from lightspec_lightllm.adapters.lightllm.drafters.layouts import BLOCK_KINDS
 from lightspec_lightllm.adapters.lightllm.drafters.loading import load_drafter
 from lightspec_lightllm.adapters.lightllm.drafters.mtp import make_mtp_drafter
 from lightspec_lightllm.adapters.lightllm.launched import (
@@ -111,7 +112,7 @@ class DynamicMtpMixin(DynamicPrefillMixin):
 
     def init_mtp_draft_model(self, main_kvargs: dict[str, Any]) -> None:
         """Load the drafters, measure costs and make the planner: all before the first request is read."""
-        with own_attention_backends():
+        with own_attention_backends(share_page_tables=self.config.drafter not in BLOCK_KINDS):
             if self.config.drafter is None:
                 super().init_mtp_draft_model(main_kvargs)  # type: ignore[misc]
                 self.drafter = make_mtp_drafter(self.args.mtp_mode, self.draft_models, self.max_draft_steps)
@@ -143,9 +144,12 @@ class DynamicMtpMixin(DynamicPrefillMixin):
     def _open_planner(self) -> RoundPlanner:
         kind, timed = self.drafter.kind, self.world_size == 1
         table = why_fixed = None
+        # Tables are refused on all ranks or on none. But RuntimeErrors of torch and CUDA, out of memory among them, may
+        # come on one of several, and the others would wait for it for ever: the server has to end then.
+        survived = (LightspecError, RuntimeError) if self.world_size == 1 else (LightspecError,)
         try:
             table = costs.load_or_measure(self, self.config, kind)
-        except (LightspecError, RuntimeError) as error:  # torch and CUDA raise RuntimeErrors, out of memory among them
+        except survived as error:
             why_fixed = str(error)
             logger.error("no cost table, serving with fixed draft steps: %s", error)  # noqa: TRY400 - it says all
             torch.cuda.empty_cache()

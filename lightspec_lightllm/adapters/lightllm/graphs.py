@@ -18,6 +18,11 @@ from lightspec_lightllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+BLOCK_ROWS_FACTOR = 2
+"""How many times ``max_verify_rows`` a block drafter's largest graph may have: by default the rows of all requests that
+LightLLM captures graphs for at K = 7, of half of them at K = 15. Memory bounds it: the logits of a row alone take 6
+bytes per token of the vocabulary, 1.8 GB for 2048 rows of 150 000."""
+
 
 def graph_sizes(max_rows: int, count: int, multiple_of: int = 1) -> list[int]:
     """At most ``count`` batch sizes, ascending, multiples of ``multiple_of``, the last of them ``max_rows``.
@@ -73,15 +78,22 @@ def wrap_verify_must(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """For `TpPartBaseModel._verify_must`, the first call after a model has worked out ``graph_max_batch_size``.
 
     LightLLM multiplies ``--graph_max_batch_size`` by 1 + K, and buffers of attention back ends by the result; few
-    rounds come near.
+    rounds come near. But a block drafter has ``block_rows`` for each request whatever is verified, so its graphs have
+    up to `BLOCK_ROWS_FACTOR` times as many: all rows of as many requests as fit.
     """
 
     @functools.wraps(original)
     def _verify_must(model: Any) -> None:
         original(model)
         config = options.current()
-        if config is not None:
-            model.graph_max_batch_size = min(model.graph_max_batch_size, config.costs.max_verify_rows)
+        if config is None:
+            return
+        most: int = config.costs.max_verify_rows
+        block_rows = getattr(model, "block_rows", None)
+        if block_rows is not None:
+            requests = model.graph_max_batch_size // (1 + config.planner.max_draft_steps)
+            most = block_rows * min(requests, BLOCK_ROWS_FACTOR * most // block_rows)
+        model.graph_max_batch_size = min(model.graph_max_batch_size, most)
 
     return _verify_must
 

@@ -28,7 +28,8 @@ class CostOptions:
         contexts: tokens of context per request at which rounds are measured, ascending.
         repeats: timed runs of each shape; their median counts.
         graph_sizes: CUDA graphs captured for the target, and for each drafter, at most.
-        max_verify_rows: rows of a captured target batch at most. A larger batch runs without a graph.
+        max_verify_rows: rows of a captured target batch at most; a block drafter's may have twice as many. A larger
+            batch runs without a graph.
     """
 
     path: str | None = None

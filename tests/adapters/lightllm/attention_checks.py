@@ -267,6 +267,26 @@ def a_batch_too_large_for_a_graph_has_a_page_table_of_its_own() -> None:
             assert state.page_table.shape == (rows, model.graph_max_len_in_batch if is_shared else longest)
 
 
+def page_tables_are_shared_with_a_drafter_unless_its_batches_are_larger() -> None:
+    from lightllm.common.basemodel.attention.fa3 import fp
+
+    from lightspec_lightllm.adapters.lightllm.attention_backends import own_attention_backends
+
+    generator = torch.Generator().manual_seed(7)
+    with serving(7):
+        target = fp.Fa3AttBackend(cached_keys(generator))
+        for shared, rows in ((True, 48), (False, 96)):
+            model = cached_keys(generator)
+            model.graph_max_batch_size = rows
+            with own_attention_backends(share_page_tables=shared):
+                backend = fp.Fa3AttBackend(model)
+            assert backend is not target
+            assert (backend.get_page_table_buffer() is target.get_page_table_buffer()) == shared
+            state = backend.create_att_decode_state(round_of(model, [1] * 9, rows - 9, generator))
+            state.init_state()
+            assert state.page_table.shape == (rows, model.graph_max_len_in_batch)
+
+
 def linear_attention_continues_from_each_requests_last_accepted_row() -> None:
     from lightllm.common.basemodel.attention.base_att import AttControl
     from lightllm.common.basemodel.attention.linear import gdn, triton
@@ -323,6 +343,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     fp8_reads_each_row_with_its_own_scale,
     a_captured_state_replays_any_grouping_of_as_many_rows,
     a_batch_too_large_for_a_graph_has_a_page_table_of_its_own,
+    page_tables_are_shared_with_a_drafter_unless_its_batches_are_larger,
     linear_attention_continues_from_each_requests_last_accepted_row,
     without_dynamic_mode_the_states_are_lightllms,
 )

@@ -79,6 +79,27 @@ def test_the_cap_of_rows_is_a_cap_and_only_in_dynamic_mode(monkeypatch: pytest.M
         assert checked[-1] is model
 
 
+@pytest.mark.parametrize(
+    ("steps", "block_rows", "requests", "max_rows", "rows"),
+    [
+        (7, 8, 256, 1024, 256 * 8),
+        (7, 7, 256, 1024, 256 * 7),  # the anchor drafts, too: LightLLM multiplies by 8 all the same
+        (15, 16, 64, 1024, 64 * 16),
+        (15, 16, 256, 1024, 128 * 16),
+        (6, 7, 256, 512, 146 * 7),
+        (15, 16, 256, 16, 2 * 16),
+    ],
+)
+def test_a_block_drafter_is_captured_for_whole_blocks_of_as_many_requests_as_twice_the_rows_hold(
+    steps: int, block_rows: int, requests: int, *, max_rows: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = CostOptions(max_verify_rows=max_rows)
+    switch(monkeypatch, dataclasses.replace(LightLLMConfig(), costs=costs).with_draft_steps(steps))
+    model = SimpleNamespace(graph_max_batch_size=requests * (1 + steps), block_rows=block_rows)
+    graphs.wrap_verify_must(lambda _: None)(model)
+    assert model.graph_max_batch_size == rows
+
+
 def test_fa3_is_tuned_for_fixed_rounds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: list[object] = []
     wrapped = graphs.wrap_decode_autotune(tuned.append)

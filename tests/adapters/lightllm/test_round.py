@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from lightspec_lightllm.decode.guard import FALLBACK_STEPS
 from tests.adapters.lightllm.checks import DISTURBED, PAUSES, assert_dynamic, check_disturbed, check_pauses, text
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.dynamic import MODES, dynamic_job
@@ -193,6 +194,27 @@ def test_ranks_that_plan_differently_stop_instead_of_going_on(tiny_models: Model
     job = dynamic_job(tiny_models, "eagle_no_att", 5, planner="different_on_each_rank", tp=2, check_every=1)
     with pytest.raises(JobError, match="ranks planned different rounds"):
         run_backend(job)
+
+
+FAILS = ("tests.adapters.lightllm.harness.controls:measuring_fails",)
+
+
+def test_a_rank_that_cannot_measure_ends_the_server_instead_of_keeping_the_others_waiting(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = dynamic_job(tiny_models, "eagle_no_att", 5, tp=2, setup=FAILS, timeout=200.0)
+    with pytest.raises(JobError, match=r"rank \d died with exit code"):
+        run_backend(job)
+
+
+def test_a_single_rank_that_cannot_measure_serves_with_fixed_steps(
+    tiny_models: Models, run_backend: RunBackend, reference: Reference
+) -> None:
+    job = dynamic_job(tiny_models, "eagle_no_att", 5, setup=FAILS)
+    result = run_backend(job)
+    assert result.tokens == text(reference, job)
+    assert max(rows for step in result.rounds for rows in step.rows) == 1 + FALLBACK_STEPS
+    assert_dynamic(result)
 
 
 def test_drafts_that_are_always_wrong_end_drafting(tiny_models: Models, run_backend: RunBackend) -> None:

@@ -26,6 +26,7 @@ from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 
 Kind = Literal["eagle3", "dflash", "dspark"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+BLOCK_KINDS: tuple[Kind, ...] = ("dflash", "dspark")
 
 Config = Mapping[str, Any]
 

@@ -201,7 +201,8 @@ class Measurement:
         table = self._model.req_manager.req_to_token_indexs
         length = context + self._per_request - 1
         place = torch.arange(length, dtype=torch.int64, device=table.device)
-        for request in range(min(self._model.req_manager.max_request_num, self._grid.rows[-1])):
+        most = max((*self._grid.rows, *self._grid.draft_rows))
+        for request in range(min(self._model.req_manager.max_request_num, most)):
             table[request, :length] = ((place + request * length) % self._model.mem_manager.size).to(table.dtype)
 
     def _target(self, rows: int, context: int, held: torch.Tensor, *, shared: bool = False) -> Callable[[], object]:
@@ -223,13 +224,14 @@ class Measurement:
 
         row = torch.arange(rows)
         mtp_index = (row % per_request).to(torch.int32)
+        longest = context + self._per_request - 1  # whatever the rows: those of a block see all of it
         request = (row // per_request) % self._model.req_manager.max_request_num
         ids = torch.randint(self._model.vocab_size, (rows,), generator=self._generator, dtype=torch.int64)
         return ModelInput(
             batch_size=rows,
-            total_token_num=rows * (context + per_request - 1),
+            total_token_num=rows * longest,
             max_q_seq_len=1,
-            max_kv_seq_len=context + per_request - 1,
+            max_kv_seq_len=longest,
             input_ids=ids.cuda(),
             b_req_idx=request.to(torch.int32).cuda(),
             b_mtp_index=mtp_index.cuda(),

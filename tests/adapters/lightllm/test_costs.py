@@ -83,6 +83,7 @@ class FillingModel(Model):
         self._fill_ms = fill_ms
 
     def filled(self, model_input: Any) -> None:
+        self.inputs.append(model_input)
         shape = Shape(model_input.batch_size, model_input.batch_size, int(model_input.b_seq_len.min()))
         self._clock.seconds += 1e-3 * self._fill_ms(shape)
 
@@ -226,6 +227,26 @@ def test_ids_are_random_and_rows_are_requests_with_slots_of_their_own(clock: Clo
     assert ((table[:8] >= 0) & (table[:8] < 400)).all()
     assert len(set(table[:3].flatten().tolist())) == 3 * 120
     assert all(given.mtp_draft_input_hiddens.shape[0] == given.batch_size for given in draft.inputs)
+
+
+def test_every_batch_has_room_for_the_blocks_that_a_drafter_may_make_of_its_rows(clock: Clock, folder: Path) -> None:
+    target, draft = Model(clock, per_row), FillingModel(clock, per_row, per_row)
+    costs.load_or_measure(backend_of(folder, target, draft), CONFIG, "block")
+    contexts = {10, 50, 120 - STEPS}
+    for model in (target, draft):
+        assert {int(batch.b_seq_len.min()) for batch in model.inputs} == contexts
+        for batch in model.inputs:
+            assert batch.max_kv_seq_len == int(batch.b_seq_len.min()) + STEPS
+            assert batch.total_token_num == batch.batch_size * batch.max_kv_seq_len
+
+
+def test_requests_that_only_the_drafter_has_rows_of_have_slots_too(clock: Clock, folder: Path) -> None:
+    graphs = [SimpleNamespace(cuda_graph_batch_sizes=sizes, graph_max_len_in_batch=40) for sizes in ([2, 4], [2, 6])]
+    target, draft = (Model(clock, per_row, graph=graph) for graph in graphs)
+    costs.load_or_measure(backend_of(folder, target, draft), CONFIG, "block")
+    table = target.req_manager.req_to_token_indexs
+    assert (table[:6, :40] >= 0).all()
+    assert (table[6:] == -1).all()
 
 
 def test_all_slots_are_free_afterwards_even_if_a_forward_fails(clock: Clock, folder: Path) -> None:

@@ -27,7 +27,8 @@ class DraftKv:
         self.head_dim = head_dim
         self.layer_num = num_layers
         self.dtype = dtype
-        self.kv_buffer = torch.empty((num_layers, self.size + 1, 2 * num_heads, head_dim), dtype=dtype, device="cuda")
+        # Requests that share a prefix may read slots that a resting drafter has left out: any bits but those of a NaN.
+        self.kv_buffer = torch.zeros((num_layers, self.size + 1, 2 * num_heads, head_dim), dtype=dtype, device="cuda")
         self.operator = NormalMemOperator(self)
 
     def get_att_input_params(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:

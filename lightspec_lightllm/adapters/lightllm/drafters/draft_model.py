@@ -168,10 +168,10 @@ class DraftModel(LlamaTpPartModel):
         self.main_model: Any = kvargs.pop("main_model")
         self.checkpoint: DraftCheckpoint = kvargs.pop("checkpoint")
         self.layout = self.checkpoint.layout
+        self.capture.take_prefilled()  # of the prefill with which the target tried out its memory
         super().__init__(kvargs)
         # The base class has just given the requests this model's KV; it is the target's that they own.
         self.req_manager.mem_manager = self.main_model.mem_manager
-        self.capture.take_prefilled()  # of the prefill with which the target tried out its memory
 
     @property
     def capture(self) -> HiddenCapture:

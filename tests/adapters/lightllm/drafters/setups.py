@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,50 @@ def note_costs(rank: Rank) -> None:
         return table
 
     replace(costs, load_or_measure=noting)
+
+
+def note_lengths(rank: Rank) -> None:
+    """Notes "blocks": how many batches of blocks there were, and "beyond": the most that a row's context, its block
+    included, was longer than its batch was said to be."""
+    from lightspec_lightllm.adapters.lightllm.drafters.block import BlockInferState
+
+    os.environ["LIGHTSPEC_CACHE"] = os.devnull  # so that rounds are measured
+    prepare = BlockInferState.init_some_extra_state
+    rank.notes |= {"blocks": 0, "beyond": -(1 << 30)}
+
+    def noting(state: Any, model: Any) -> None:
+        prepare(state, model)
+        beyond = int(state.b_seq_len.max()) - state.max_kv_seq_len
+        rank.notes |= {"blocks": rank.notes["blocks"] + 1, "beyond": max(rank.notes["beyond"], beyond)}
+
+    replace(BlockInferState, init_some_extra_state=noting)
+
+
+def note_memory(rank: Rank) -> None:
+    """The target tries out its memory. Notes "tried": tokens of its prefill, "held": for how many of them hidden states
+    are still there when the drafter takes memory, and "numbers": whether the drafter's KV holds numbers then, where
+    memory that nobody has written holds none."""
+    import torch
+
+    from lightspec_lightllm.adapters.lightllm.drafters.capture import HiddenCapture
+    from lightspec_lightllm.adapters.lightllm.drafters.draft_model import DraftModel
+
+    del os.environ["DISABLE_CHECK_MAX_LEN_INFER"]  # which the harness sets to save time
+    buffer, take = HiddenCapture._prefill_buffer, DraftModel._init_mem_manager
+
+    def noting_buffer(capture: HiddenCapture, num_tokens: int, place: int) -> torch.Tensor:
+        rank.notes.setdefault("tried", num_tokens)
+        return buffer(capture, num_tokens, place)
+
+    def noting_take(model: Any) -> None:
+        torch.use_deterministic_algorithms(True)  # new memory is then full of NaN
+        take(model)
+        torch.use_deterministic_algorithms(False)
+        rank.notes["held"] = len(model.capture._prefilled)
+        rank.notes["numbers"] = bool(model.mem_manager.kv_buffer.isfinite().all())
+
+    replace(HiddenCapture, _prefill_buffer=noting_buffer)
+    replace(DraftModel, _init_mem_manager=noting_take)
 
 
 def wrong_at_first(rank: Rank) -> None:

@@ -323,6 +323,17 @@ def test_what_runs_over_verified_rows_is_measured_by_itself(
     check_costs(run_backend, drafter_job(tiny_models, mode, 7, "random", requests=requests(2)))
 
 
+@pytest.mark.parametrize(("mode", "drafter"), [("dflash", "random"), ("dspark", "random")])
+def test_no_block_reaches_beyond_the_length_that_attention_is_told(
+    mode: str, drafter: str, tiny_models: Models, run_backend: RunBackend
+) -> None:
+    """Neither when it is measured nor in a round; DFlash's blocks have a row more than K."""
+    job = drafter_job(tiny_models, mode, 7, drafter, planner="random_plans", setup=(f"{SETUPS}:note_lengths",))
+    notes = run_backend(job).ranks[0].notes
+    assert notes["blocks"] > 3
+    assert notes["beyond"] <= 0
+
+
 def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:
     layer = 64 * (8 * 16 + 2 * 4 * 16) + 64 * 128 + 3 * 64 * 96 + 2 * 64 + 2 * 16
     heads = 2 * 128 * 24 + 64 + 24 + 1

@@ -260,6 +260,14 @@ def test_what_runs_over_verified_rows_is_measured_by_itself(tiny_models: Models,
     check_costs(run_backend, drafter_job(tiny_models, "eagle3", 3, "half", requests=requests(2)))
 
 
+def test_a_drafter_starts_with_zeroes_for_kv_and_without_what_the_target_tried_out(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    job = drafter_job(tiny_models, "eagle3", 3, "half", requests=requests(2), setup=(f"{SETUPS}:note_memory",))
+    notes = run_backend(job).ranks[0].notes
+    assert (notes["tried"], notes["held"], notes["numbers"]) == (job.batch_max_tokens, 0, True)
+
+
 def test_the_pool_is_smaller_by_what_the_drafter_takes(tiny_models: Models, run_backend: RunBackend) -> None:
     layer = 2 * 64 * (8 * 16 + 2 * 4 * 16) + 64 * 128 + 3 * 64 * 96 + 3 * 64 + 2 * 16
     check_pool(

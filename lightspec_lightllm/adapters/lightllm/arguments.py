@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import DraftCheckpoint, Target, open_checkpoint
-from lightspec_lightllm.adapters.lightllm.drafters.layouts import KINDS, BlockSettings
+from lightspec_lightllm.adapters.lightllm.drafters.layouts import BLOCK_KINDS, KINDS, BlockSettings
 from lightspec_lightllm.adapters.lightllm.options import LightLLMConfig, load_options
 from lightspec_lightllm.errors import ConfigError, ModelError
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
@@ -194,7 +194,7 @@ def _mode_problems(args: Any) -> Iterator[str]:
     elif args.mtp_mode not in (*MTP_MODES, *DRAFTER_MODES):
         modes = ", ".join((*MTP_MODES, *DRAFTER_MODES))
         yield f"--mtp_mode: expected one of {modes} with --dynamic_mtp, got {args.mtp_mode}"
-    if args.mtp_mode in ("dflash", "dspark") and args.mtp_step == 0:
+    if args.mtp_mode in BLOCK_KINDS and args.mtp_step == 0:
         return
     if not 1 <= args.mtp_step <= MAX_DRAFT_STEPS:
         yield (
@@ -238,6 +238,13 @@ def _drafter_problems(args: Any) -> Iterator[str]:
         yield f"--tp {tp} does not divide the {heads} heads and {kv_heads} KV heads of the drafter in {folder}"
     if layout.draft_vocab_size % tp:
         yield f"--tp {tp} does not divide the {layout.draft_vocab_size} tokens that the drafter in {folder} knows"
+    width, targets = layout.decoder.hidden_size, layout.target_hidden_size
+    if width != targets and tp > 1 and not args.disable_flashinfer_allreduce:
+        yield (
+            f"--tp {tp} with the drafter in {folder}, of hidden size {width} where the target has {targets}: "
+            "LightLLM's FlashInfer all-reduce has buffers for one size, which the target's CUDA graphs would go on "
+            "using after they are freed; add --disable_flashinfer_allreduce"
+        )
     yield from _config_problems(args)
 
 

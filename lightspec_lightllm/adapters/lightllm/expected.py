@@ -23,7 +23,7 @@ EXPECTED: tuple[Expectation, ...] = (
             "mtp_step", "enable_ep_moe", "enable_prefill_microbatch_overlap", "enable_decode_microbatch_overlap",
             "enable_tpsp_mix_mode", "enable_prefill_decode_mixed", "output_constraint_mode", "token_healing_mode",
             "first_token_constraint_mode", "diverse_mode", "use_reward_model", "penalty_counter_mode",
-            "enable_cpu_cache", "enable_prefill_cudagraph",
+            "enable_cpu_cache", "enable_prefill_cudagraph", "disable_flashinfer_allreduce",
         ),
     ),
     Expectation("lightllm.server.api_cli:make_argument_parser", "()"),

@@ -17,6 +17,7 @@ from lightspec_lightllm.adapters.lightllm.hooks import HOOKS
 from lightspec_lightllm.cli import main
 from lightspec_lightllm.engine.fetch import cache_dir
 from tests.adapters.lightllm import trees
+from tests.adapters.lightllm.drafters.folders import CONFIGS, write
 from tests.adapters.lightllm.test_arguments import model
 
 
@@ -131,6 +132,17 @@ def test_a_file_that_is_gone_is_named(tree: Path) -> None:
 )
 def test_options_that_conflict_are_named(change: list[str], named: str, command: list[str]) -> None:
     assert named in the_problem(trees.source(), [*command, *change])
+
+
+def test_a_drafter_of_another_width_on_several_ranks_is_named(tmp_path: Path) -> None:
+    target = {"model_type": "qwen3", "hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 12}
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text(json.dumps(target), encoding="utf-8")
+    folder = write(tmp_path / "wide", {**CONFIGS["common"], "hidden_size": 128, "target_hidden_size": 64})
+    given = ["--dynamic_mtp", "--mtp_mode", "eagle3", "--mtp_step", "3", "--tp", "2"]
+    given += ["--model_dir", str(tmp_path / "target"), "--mtp_draft_model_dir", str(folder)]
+    assert the_problem(trees.source(), given).endswith("add --disable_flashinfer_allreduce")
+    assert told(list(examine(trees.source(), [*given, "--disable_flashinfer_allreduce"])), "problem") == []
 
 
 def test_an_attention_without_its_package_is_named(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def args(tmp_path: Path) -> argparse.Namespace:
         mtp_step=7,
         llm_decode_att_backend=["auto"],
         tp=1,
+        disable_flashinfer_allreduce=False,
         **{refusal.option: refusal.allowed[0] for refusal in (*REFUSALS, *DRAFTER_REFUSALS)},
     )
 
@@ -127,6 +128,19 @@ def test_a_vocabulary_that_ranks_cannot_share_is_refused(args: argparse.Namespac
     assert problem == f"--tp 2 does not divide the 97 tokens that the drafter in {folder} knows"
 
 
+def test_an_all_reduce_with_buffers_for_one_width_is_refused_for_a_drafter_of_another(
+    args: argparse.Namespace, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "wide", {**CONFIGS["common"], "hidden_size": 128, "target_hidden_size": 64})
+    problem = refused(args, mtp_draft_model_dir=[str(folder)], tp=2)
+    assert problem.startswith(f"--tp 2 with the drafter in {folder}, of hidden size 128 where the target has 64")
+    assert problem.endswith("add --disable_flashinfer_allreduce")
+    for changes in ({"disable_flashinfer_allreduce": True}, {"tp": 1}):
+        assert list(problems(argparse.Namespace(**{**vars(args), **changes}))) == []
+    vars(args).update(mtp_draft_model_dir=[str(tmp_path / "eagle3")], tp=2)
+    assert list(problems(args)) == []
+
+
 def test_lightllm_alone_does_not_serve_them(args: argparse.Namespace) -> None:
     assert "--mtp_mode eagle3 needs --dynamic_mtp" in refused(args, dynamic_mtp=False)
 
@@ -165,4 +179,5 @@ def test_lightllm_is_told_of_a_mode_that_it_knows(args: argparse.Namespace, monk
 
 def test_options_that_are_looked_at_are_among_those_whose_names_are_checked() -> None:
     expected = next(one for one in EXPECTED if one.name == "StartArgs")
-    assert {refusal.option for refusal in DRAFTER_REFUSALS} | {"tp"} <= set(expected.fields)
+    looked_at = {"tp", "disable_flashinfer_allreduce", *(refusal.option for refusal in DRAFTER_REFUSALS)}
+    assert looked_at <= set(expected.fields)

@@ -115,6 +115,8 @@ class RowSampler:
         if width > self._banned.shape[1]:
             grown = torch.full((len(self._banned), width), -1, dtype=torch.int32, device="cuda")
             grown[:, : self._banned.shape[1]] = self._banned
+            # The first table is of another stream, on which its memory must not be given away while it is read here.
+            self._banned.record_stream(torch.cuda.current_stream())
             self._banned = grown
         width = self._banned.shape[1]
         padded = [token for ids in banned for token in (*ids, *[-1] * (width - len(ids)))]

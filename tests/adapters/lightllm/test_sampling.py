@@ -11,7 +11,7 @@ import pytest
 from tests.adapters.lightllm.conftest import RunBackend
 from tests.adapters.lightllm.dynamic import dynamic_job
 from tests.adapters.lightllm.harness.job import Job, Request
-from tests.adapters.lightllm.harness.models import Models
+from tests.adapters.lightllm.harness.models import Models, cycle_text
 from tests.adapters.lightllm.harness.workload import PROMPTS, plain_job
 
 pytestmark = pytest.mark.lightllm
@@ -28,7 +28,7 @@ PENALISED: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 0.7, "frequency_penalty": 0.4},
     {"exponential_decay_length_penalty": (4, 1.3), "ignore_eos": False},
     {"min_new_tokens": 12, "repetition_penalty": 1.2, "input_penalty": True, "ignore_eos": False},
-    {"invalid_token_ids": list(range(100, 256))},
+    {"logit_bias": dict.fromkeys(map(str, cycle_text(PROMPTS[0][-1], 10)), -100)},  # to LightLLM, tokens not to come
     {},
 )
 
@@ -80,6 +80,21 @@ def test_penalties_and_limits_count_the_drafts_before_a_row(
     assert result.tokens == alone.tokens
     assert len({tuple(tokens) for tokens in result.tokens}) > 3, "the parameters must matter"
     assert max(length for step in result.rounds for length in step.accepted) > 2
+
+
+def test_the_table_of_invalid_tokens_that_is_outgrown_is_kept_until_the_rounds_have_read_it(
+    tiny_models: Models, run_backend: RunBackend
+) -> None:
+    invalid = ({"100": 0, "101": 0, "102": 0}, {"100": 0, "101": 0})
+    requests = tuple(Request(PROMPTS[0], 4, sampling={"logit_bias": tokens}) for tokens in invalid)
+    job = dynamic_job(
+        tiny_models,
+        "eagle_no_att",
+        3,
+        requests=requests,
+        setup=("tests.adapters.lightllm.harness.controls:note_outgrown",),
+    )
+    assert run_backend(job).ranks[0].notes["outgrown"] == [[1 + job.running_max_req_size, 1]]
 
 
 @pytest.mark.slow

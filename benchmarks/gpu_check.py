@@ -2,20 +2,24 @@
 
     python benchmarks/gpu_check.py --json gpu_check.json
     python benchmarks/gpu_check.py --shape 8b --acceptance 0.8 0.7 0.6 --arms off lightllm:3 lightspec:7
+    python benchmarks/gpu_check.py --drafter dflash --arms off lightllm:3 lightspec:7
     python benchmarks/gpu_check.py --dry-run
 
-Writes a checkpoint of random weights (speed depends on shapes alone), then for each arm starts LightLLM's backend in a
-process of its own - weights, CUDA graphs, and for a dynamic one the cost table - and serves groups of requests. Arms:
+First, every kernel of this package is held against its specification (`gpu_kernels.py`). Then it writes checkpoints of
+random weights (speed depends on shapes alone), and for each arm starts LightLLM's backend in a process of its own -
+weights, CUDA graphs, and for a dynamic one the cost table - and serves groups of requests. Arms:
 
     off          no drafts
     lightllm:K   LightLLM's own MTP of K fixed steps, K up to 7
     fixed:K      this package's rounds with K fixed steps, all of them verified
     lightspec:K  dynamic rounds of at most K steps
 
+The last two draft with ``--drafter``: LightLLM's MTP layer, or an Eagle3, DFlash or DSpark drafter of the same widths.
+
 Drafts of random weights are never right, so acceptance is synthetic: a draft is accepted with the probability given
-for its position, whatever was sampled, which changes no shape and no kernel. First, a few requests are served with true
-verification: their text is compared with that of ``off`` (in half precision, kernels of other shapes may round
-otherwise, so that texts part sooner or later; in float32 on a CPU they do not).
+for its position, whatever was sampled, which changes no shape and no kernel. Before that, a few requests are served
+with true verification: their text is compared with that of ``off`` (in half precision, kernels of other shapes may
+round otherwise, so that texts part sooner or later; in float32 on a CPU they do not).
 
 Tokens per second are those of the longest stretch of rounds with all requests of a group in the batch. ``--dry-run``
 does all of this on the CPU, with a tiny model and the virtual device of the tests: what it prints as times means
@@ -35,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,13 +48,17 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_worker import Mark, Task  # noqa: E402
-from benchmarks.random_models import SHAPES, write  # noqa: E402
+from benchmarks.random_models import SHAPES, write, write_drafter  # noqa: E402
+from lightspec_lightllm.adapters.lightllm.arguments import DRAFTER_MODES, HOST_MODE  # noqa: E402
 from lightspec_lightllm.adapters.lightllm.options import CostOptions, LightLLMConfig, ObserveOptions  # noqa: E402
 from lightspec_lightllm.config import PlannerConfig  # noqa: E402
 from lightspec_lightllm.machine import this_machine  # noqa: E402
 
 WARM_UP = 5
 """Rounds of a group that are not counted, at most a quarter of them."""
+
+KERNEL_SECONDS = 120.0
+"""For the kernels alone, most of it their compilation."""
 
 TEXT_REQUESTS = 4
 OWN_ARMS = ("fixed", "lightspec")
@@ -68,6 +77,7 @@ class Setup:
     prompt_tokens: int
     new_tokens: int
     acceptance: tuple[float, ...]
+    drafter: str
     attention: str
     contexts: tuple[int, ...]
     graph_sizes: int
@@ -79,6 +89,10 @@ class Setup:
     def length(self) -> int:
         """Tokens of a request at most."""
         return self.prompt_tokens + self.new_tokens + 64
+
+
+Models = Mapping[str, Path]
+"""The folders of ``target``, ``mtp`` and the other drafter, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +113,11 @@ class Line:
         )
 
 
-def task_of(setup: Setup, arm: str, target: Path, draft: Path, timeout: float) -> Task:
+def task_of(setup: Setup, arm: str, models: Models, timeout: float) -> Task:
     """What a worker does for an arm."""
     name, _, number = arm.partition(":")
     steps = int(number or 0)
+    drafter = setup.drafter if name in OWN_ARMS else "mtp"
     requests = TEXT_REQUESTS + sum(setup.groups)
     config = LightLLMConfig(
         planner=PlannerConfig(strategy=arm if name == "fixed" else "lightspec", max_draft_steps=max(steps, 1)),
@@ -113,16 +128,18 @@ def task_of(setup: Setup, arm: str, target: Path, draft: Path, timeout: float) -
             max_verify_rows=setup.max_verify_rows,
         ),
         observe=ObserveOptions(metrics=False, log_seconds=2.0),
+        drafter=None if drafter == "mtp" else drafter,
     )
+    mode = "eagle_no_att" if drafter == "mtp" else HOST_MODE
     slots = max(setup.groups) * (setup.length + 3 * (1 + steps))
     return Task(
         start_args={
-            "model_dir": str(target),
+            "model_dir": str(models["target"]),
             "data_type": setup.dtype,
             "eos_id": [2],
-            "mtp_mode": "eagle_no_att" if steps else None,
+            "mtp_mode": mode if steps else None,
             "mtp_step": steps,
-            "mtp_draft_model_dir": [str(draft)] if steps else None,
+            "mtp_draft_model_dir": [str(models[drafter])] if steps else None,
             "max_total_token_num": slots + 2 * setup.length + 4096,
             "batch_max_tokens": max(4096, setup.length),
             "chunked_prefill_size": 2048,
@@ -161,20 +178,31 @@ def environment(folder: Path, *, dry_run: bool) -> dict[str, str]:
     return made
 
 
-def run_arm(setup: Setup, arm: str, models: tuple[Path, Path], seconds: float) -> dict[str, Any]:
+def run_arm(setup: Setup, arm: str, models: Models, seconds: float) -> dict[str, Any]:
     """A worker's result, or ``{"error": ..}`` with the end of its log."""
-    folder = models[0].parent
-    place = folder / arm.replace(":", "-")
+    place = models["target"].parent / arm.replace(":", "-")
     place.mkdir()
-    task = task_of(setup, arm, *models, timeout=seconds)
+    task = task_of(setup, arm, models, timeout=seconds)
     (place / "task.json").write_text(json.dumps(dataclasses.asdict(task)), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_worker.py"), "task.json", "result.json"]
+    return run_script("gpu_worker.py", ["task.json", "result.json"], place, seconds, dry_run=setup.dry_run)
+
+
+def compare_kernels(folder: Path, seconds: float, *, dry_run: bool) -> dict[str, Any]:
+    """By operation, ``ok`` or what is wrong; or ``{"error": ..}`` with the end of the log."""
+    place = folder / "kernels"
+    place.mkdir()
+    return run_script("gpu_kernels.py", ["result.json"], place, seconds, dry_run=dry_run)
+
+
+def run_script(script: str, arguments: list[str], place: Path, seconds: float, *, dry_run: bool) -> dict[str, Any]:
+    """What a script of this folder leaves in ``result.json``, or ``{"error": ..}`` with the end of its log."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
     with (place / "log.txt").open("w", encoding="utf-8") as log:
         try:
             done = subprocess.run(  # noqa: S603 - this folder's own script
                 command,
                 cwd=place,
-                env=environment(folder, dry_run=setup.dry_run),
+                env=environment(place.parent, dry_run=dry_run),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 timeout=seconds + 5,
@@ -226,13 +254,27 @@ def check(setup: Setup, arms: list[str], minutes: float) -> dict[str, Any]:
         "arms": {},
         "lines": [],
     }
-    print(f"{'arm':>12} {'N':>5} {'rounds':>7} {'tokens/s':>10} {'ms/round':>9} {'accepted':>8}")
     with tempfile.TemporaryDirectory(prefix="lightspec-gpu-check-") as name:
         folder = Path(name)
         began = time.monotonic()
-        device = "cpu" if setup.dry_run else "cuda"
-        models = write(folder, SHAPES[setup.shape], getattr(torch, setup.dtype), device, setup.length + 64)
+        content["operations"] = compare_kernels(folder, min(KERNEL_SECONDS, 60 * minutes), dry_run=setup.dry_run)
+        content["kernels"] = "ok" if all(found == "ok" for found in content["operations"].values()) else "differs"
+        content["kernel_seconds"] = time.monotonic() - began
+        print("kernels:", "ok" if content["kernels"] == "ok" else json.dumps(content["operations"], indent=1))
+        began = time.monotonic()
+        shape, given = (
+            SHAPES[setup.shape],
+            {
+                "dtype": getattr(torch, setup.dtype),
+                "device": "cpu" if setup.dry_run else "cuda",
+                "max_length": setup.length + 64,
+            },
+        )
+        models = dict(zip(("target", "mtp"), write(folder, shape, **given), strict=True))
+        if setup.drafter != "mtp":
+            models[setup.drafter] = write_drafter(folder, setup.drafter, shape, **given)
         content["write_seconds"] = time.monotonic() - began
+        print(f"{'arm':>12} {'N':>5} {'rounds':>7} {'tokens/s':>10} {'ms/round':>9} {'accepted':>8}")
         for arm in arms:
             left = deadline - time.monotonic()
             taken = [each["seconds"] for each in content["arms"].values()]
@@ -246,9 +288,7 @@ def check(setup: Setup, arms: list[str], minutes: float) -> dict[str, Any]:
     return content
 
 
-def _examined(
-    content: dict[str, Any], setup: Setup, arm: str, models: tuple[Path, Path], left: float
-) -> dict[str, Any]:
+def _examined(content: dict[str, Any], setup: Setup, arm: str, models: Models, left: float) -> dict[str, Any]:
     """Run an arm and print its lines, which are added to those of ``content``."""
     began = time.monotonic()
     found = run_arm(setup, arm, models, left)
@@ -300,6 +340,12 @@ def main(arguments: list[str] | None = None) -> int:
         default=[0.8, 0.7, 0.65, 0.6],
         help="of the draft at each position, given that those before were accepted; the last holds for deeper ones",
     )
+    parser.add_argument(
+        "--drafter",
+        choices=("mtp", *DRAFTER_MODES),
+        default="mtp",
+        help="of the arms fixed and lightspec; LightLLM's own keep its MTP layer (default: mtp)",
+    )
     parser.add_argument("--attention", help="LightLLM's --llm_decode_att_backend (default: auto)")
     parser.add_argument("--minutes", type=float, default=8.0, help="what would end later is left out (default: 8)")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
@@ -313,6 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
         prompt_tokens=args.prompt_tokens or (6 if dry else 512),
         new_tokens=args.new_tokens or (24 if dry else 384),
         acceptance=tuple(args.acceptance),
+        drafter=args.drafter,
         attention=args.attention or ("triton" if dry else "auto"),
         contexts=(16, 32) if dry else (512, 4096, 16384),
         graph_sizes=4 if dry else 40,
@@ -328,8 +375,8 @@ def main(arguments: list[str] | None = None) -> int:
         arm: {key: found[key] for key in ("start_seconds", "agrees_with_off", "error", "skipped") if key in found}
         for arm, found in content["arms"].items()
     }
-    print(json.dumps({"lines": content["lines"], "arms": summary}, indent=1))
-    return int(any("error" in found for found in content["arms"].values()))
+    print(json.dumps({"kernels": content["kernels"], "lines": content["lines"], "arms": summary}, indent=1))
+    return int(content["kernels"] != "ok" or any("error" in found for found in content["arms"].values()))
 
 
 if __name__ == "__main__":

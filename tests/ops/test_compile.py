@@ -40,11 +40,13 @@ def build(kernel, num_warps, logits="fp32", **constants):
         assert built.asm["cubin"] and built.metadata.shared <= 48 * 1024, (kernel, built.metadata.shared)
 
 build(selection._select_rows, 1, BLOCK_N=1, BLOCK_W=1)
+build(selection._select_rows, 1, BLOCK_N=1, BLOCK_W=16)
 build(selection._select_rows, 4, BLOCK_N=256, BLOCK_W=8)
 build(selection._select_rows, 16, BLOCK_N=1024, BLOCK_W=16)
 build(selection._accepted_last_row, 4, BLOCK_N=256)
 build(grouping._segments, 1, BLOCK_B=2)
 build(grouping._segments, 8, BLOCK_B=2048)
+build(grouping._segments, 16, BLOCK_B=4096)
 build(grouping._copy_page_table, 4, BLOCK=1024)
 build(sampling._mask_invalid_tokens, 1, BLOCK=128)
 build(sampling._exponential_noise, 4, BLOCK=512)

@@ -7,14 +7,23 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.gpu_check import agreement, line_of
 from benchmarks.gpu_check import main as check
+from benchmarks.gpu_kernels import CASES, accepted_last_row, compare, draft_scores, segments
 from benchmarks.gpu_worker import Mark, SyntheticVerification
-from benchmarks.random_models import SHAPES
+from benchmarks.random_models import SHAPES, drafter_config
+from lightspec_lightllm import ops
+from lightspec_lightllm.adapters.lightllm.arguments import DRAFTER_MODES
+from lightspec_lightllm.adapters.lightllm.drafters.checkpoints import Target, open_checkpoint
+from lightspec_lightllm.adapters.lightllm.drafters.layouts import Kind
+from lightspec_lightllm.ops import reference
+from tests.adapters.lightllm.drafters.folders import write
 from tests.adapters.lightllm.harness.launcher import ROOT, environment
 
 
@@ -77,11 +86,40 @@ def test_shapes_have_the_sizes_of_their_names() -> None:
         assert SHAPES[name].parameters / 1e9 == pytest.approx(billions, rel=0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.lightllm
-def test_a_dry_run_serves_every_arm_and_dynamic_text_is_the_targets(tmp_path: Path) -> None:
+def test_a_kernel_that_gives_something_else_is_told_and_one_that_does_not_run_too() -> None:
+    for case in CASES:
+        assert compare(case, reference) == "ok"
+
+    def later(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token, log_prob = reference.draft_scores(logits)
+        return token + (token > 0).long(), log_prob
+
+    def wider(start_loc: torch.Tensor, accept_len: torch.Tensor) -> torch.Tensor:
+        return reference.accepted_last_row(start_loc, accept_len).int()
+
+    def lost(*_: torch.Tensor) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    broken = SimpleNamespace(draft_scores=later, accepted_last_row=wider, segments=lost)
+    assert compare(draft_scores, broken).startswith("differs: 4 of 5 values in result 0")
+    assert compare(accepted_last_row, broken) == "differs: expected torch.int64 [1], got torch.int32 [1]"
+    assert compare(segments, broken) == "failed: RuntimeError: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize("kind", DRAFTER_MODES)
+@pytest.mark.parametrize("shape", ["tiny", "2b"])
+def test_drafters_of_random_weights_fit_their_target(kind: Kind, shape: str, tmp_path: Path) -> None:
+    config = drafter_config(kind, SHAPES[shape], torch.bfloat16, 512)
+    folder = write(tmp_path / kind, config)
+    target = Target(tmp_path, "mistral", SHAPES[shape].hidden, SHAPES[shape].vocab, SHAPES[shape].layers)
+    layout = open_checkpoint(folder, target).layout
+    assert (layout.kind, layout.max_draft_steps) == (kind, 15)
+
+
+def dry_run(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """What a dry run writes; every operation of this package is compared in it."""
     done = subprocess.run(
-        [sys.executable, "benchmarks/gpu_check.py", "--dry-run", "--json", str(tmp_path / "check.json")],
+        [sys.executable, "benchmarks/gpu_check.py", "--dry-run", "--json", str(tmp_path / "check.json"), *options],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -90,7 +128,16 @@ def test_a_dry_run_serves_every_arm_and_dynamic_text_is_the_targets(tmp_path: Pa
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    content = json.loads((tmp_path / "check.json").read_text())
+    content: dict[str, Any] = json.loads((tmp_path / "check.json").read_text())
+    assert content["kernels"] == "ok"
+    assert set(content["operations"]) == set(ops.__all__) - {"Segments", "SelectedRows"}
+    return content
+
+
+@pytest.mark.slow
+@pytest.mark.lightllm
+def test_a_dry_run_serves_every_arm_and_dynamic_text_is_the_targets(tmp_path: Path) -> None:
+    content = dry_run(tmp_path)
     arms = content["arms"]
     assert list(arms) == ["off", "lightllm:2", "fixed:2", "lightspec:3"]
     assert all(found["agrees_with_off"] == 1.0 for found in arms.values())
@@ -100,3 +147,17 @@ def test_a_dry_run_serves_every_arm_and_dynamic_text_is_the_targets(tmp_path: Pa
     assert accepted["fixed:2"] > 1.5
     assert arms["fixed:2"]["counters"]["fallback"] is None
     assert len(content["cost_tables"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.lightllm
+@pytest.mark.parametrize("kind", DRAFTER_MODES)
+def test_a_dry_run_serves_with_drafters_that_read_hidden_states(kind: str, tmp_path: Path) -> None:
+    content = dry_run(tmp_path, "--drafter", kind, "--arms", "off", "lightllm:2", "fixed:3")
+    arms = content["arms"]
+    assert list(arms) == ["off", "lightllm:2", "fixed:3"]
+    assert all(found["agrees_with_off"] == 1.0 for found in arms.values())
+    assert max(line["accept_length"] for line in content["lines"] if line["arm"] == "fixed:3") > 1.5
+    assert arms["fixed:3"]["counters"]["fallback"] is None
+    (table,) = content["cost_tables"]
+    assert table["key"]["mtp_mode"] == kind

@@ -24,6 +24,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
+@pytest.fixture
+def rough_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounds cost is measured in one pass: nothing here depends on how well."""
+    monkeypatch.setattr("lightspec_lightllm.adapters.calibration.REPEATS", 1)
+
+
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Runs a command that must fail as every mistake must; returns its one line."""
     assert main(arguments) == 2
@@ -138,6 +144,7 @@ def test_the_real_model_cut_in_half_is_named(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.real_model
+@pytest.mark.usefixtures("rough_costs")
 def test_a_prompt_longer_than_the_context_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "exceeds the context of 2048" in fails(capsys, "generate", "word " * 3000)
     dataset = small_dataset(tmp_path, "word " * 3000)
@@ -146,6 +153,7 @@ def test_a_prompt_longer_than_the_context_is_named(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.real_model
+@pytest.mark.usefixtures("rough_costs")
 def test_bench_measures_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = "--dataset gsm8k --concurrency 1 2 --arms off fixed:3 lightspec --max-tokens 8"
     paths = ["--dataset-path", small_dataset(tmp_path), "--out", str(tmp_path / "out")]
@@ -157,6 +165,7 @@ def test_bench_measures_prints_and_writes(capsys: pytest.CaptureFixture[str], tm
 
 
 @pytest.mark.real_model
+@pytest.mark.usefixtures("rough_costs")
 def test_generate_streams_and_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Count from one to ten.", "--max-tokens", "24", "--compare"]) == 0
     text = capsys.readouterr().out

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "lightspec-costs/2"
+FORMAT = "lightspec-costs/3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,30 @@ def tabulate(grid: Grid, times: Times, max_draft_steps: int, *, interpolate: boo
     per_token = fit_shared(grid, times, max_draft_steps)
     rows, contexts = np.array(grid.rows, dtype=np.float64), np.array(grid.contexts, dtype=np.float64)
     target = np.maximum(times.target - per_token * contexts[:, None] * rows, 0.0)
+    draft_rows, columns = _planned_rows(grid, max_draft_steps)
     return CostTables(
         target=_by_context(grid.contexts, grid.rows, target),
-        draft=_by_context(grid.contexts, grid.draft_rows, times.draft) if grid.draft_rows else {},
+        draft=_by_context(grid.contexts, draft_rows, times.draft[:, columns]) if draft_rows else {},
         interpolate=interpolate,
         request_token_ms=per_token,
         max_rows=grid.rows[-1],
         fill=_by_context(grid.contexts, grid.fill_rows, times.fill) if grid.fill_rows else {},
     )
+
+
+def _planned_rows(grid: Grid, max_draft_steps: int) -> tuple[tuple[int, ...], list[int]]:
+    """The drafter's sizes as a planner counts them, and which of the measured ones they are.
+
+    A planner takes K rows per request for a block (`planner.costs.draft_terms`). Where a drafter runs more of them, a
+    size stands for K rows of as many requests as it has whole blocks of; the least of several for the same is run.
+    """
+    if not grid.block_rows:
+        return grid.draft_rows, list(range(len(grid.draft_rows)))
+    found: dict[int, int] = {}
+    for column, rows in enumerate(grid.draft_rows):
+        found.setdefault(rows // grid.block_rows * max_draft_steps, column)
+    found.pop(0, None)
+    return tuple(found), list(found.values())
 
 
 def _by_context(

@@ -44,6 +44,7 @@ class Grid:
         contexts: tokens of context of every row, ascending.
         shared_rows: sizes in which a request has 1 + K rows, at the last context.
         fill_rows: sizes of what the drafter runs over all verified rows, where that is no forward like any other.
+        block_rows: rows per request of a block drafter's forward; 0 for other drafters.
     """
 
     rows: tuple[int, ...]
@@ -51,6 +52,7 @@ class Grid:
     contexts: tuple[int, ...]
     shared_rows: tuple[int, ...]
     fill_rows: tuple[int, ...] = ()
+    block_rows: int = 0
 
     @classmethod
     def of(cls, model: Any, drafts: Sequence[Any], options: CostOptions, max_draft_steps: int) -> Grid:
@@ -77,6 +79,7 @@ class Grid:
             contexts=tuple(sorted({min(context, most) for context in options.contexts})),
             shared_rows=tuple(sorted(picked)),
             fill_rows=rows if drafts and hasattr(drafts[0], FILLED) else (),
+            block_rows=getattr(drafts[0], "block_rows", 0) if drafts else 0,
         )
 
 

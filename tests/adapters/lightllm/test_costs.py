@@ -322,7 +322,7 @@ def test_a_table_of_another_format_is_measured_again_unless_it_is_named(
     target = Model(clock, per_row)
     costs.load_or_measure(backend_of(folder, target, Model(clock, per_row)), CONFIG, "serial")
     assert target.inputs
-    with pytest.raises(CostTableError, match="expected format 'lightspec-costs/2', got 'lightspec-costs/1'; delete it"):
+    with pytest.raises(CostTableError, match="expected format 'lightspec-costs/3', got 'lightspec-costs/1'; delete it"):
         costs.load_or_measure(backend, with_path(old), "serial")
 
 
@@ -381,7 +381,7 @@ def test_a_table_that_is_named_is_taken_if_it_fits_and_refused_by_what_differs(c
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": "lightspec-costs/2"', '"format": "lightspec-costs/1"', "expected format"),
+        ('"format": "lightspec-costs/3"', '"format": "lightspec-costs/1"', "expected format"),
         ('"costs"', '"cost"', "is damaged: .*cost"),
         ("{", "", "is damaged"),
         ('"overhead_ms": 0.0', '"overhead_ms": -1.0', "is damaged: .*overhead_ms"),
@@ -445,3 +445,16 @@ def test_times_are_the_same_after_a_trip_over_the_ranks() -> None:
         shapes = [part.shape for part in (times.target, times.draft, times.fill, times.shared)]
         assert shapes == [(2, 2), (2, 3), (2, len(fill_rows)), (1,)]
         assert times.flat().tolist() == numbers.tolist()
+
+
+@given(num_requests=st.integers(1, 16), steps=st.integers(1, 15), skipped=st.integers(0, 1))
+def test_a_block_costs_what_the_graph_that_runs_all_its_rows_takes(num_requests: int, steps: int, skipped: int) -> None:
+    """A planner counts K rows per request, a block drafter may run 1 + K."""
+    sizes, block_rows = tuple(range(3, 260, 4)), steps + skipped
+    grid = Grid((1, 512), sizes, (100,), (), (1,), block_rows)
+    draft = np.array([[1.0 + 0.01 * size for size in sizes]])
+    times = Times(np.array([[5.0, 9.0]]), draft, np.zeros(0), np.array([[0.1]]))
+    model = costs.tabulate(grid, times, steps, interpolate=False).model()
+    found = model.draft_ms("block", num_requests, num_requests, steps, block=steps, context=100.0)
+    replayed = min(size for size in sizes if size >= num_requests * block_rows)
+    assert found - float(model.fill_line(num_requests, 100.0)[num_requests]) == pytest.approx(1.0 + 0.01 * replayed)

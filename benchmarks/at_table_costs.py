@@ -17,20 +17,13 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from lightspec_lightllm.adapters.calibration import cost_model
 from lightspec_lightllm.planner import CostModel
 
 
 def load_costs(path: Path) -> CostModel:
     """The cost model of a table that the embedded runtime stored."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    target = {int(count): {int(rows): ms for rows, ms in table.items()} for count, table in stored["target_ms"].items()}
-    return CostModel.from_tables(
-        target[min(target)],
-        {int(rows): ms for rows, ms in stored["draft_ms"].items()},
-        interpolate=True,
-        request_token_ms=stored["request_token_ms"],
-        by_requests=target,
-    )
+    return cost_model(json.loads(path.read_text(encoding="utf-8")))
 
 
 def decode_rate(rounds: dict[str, list[float]], costs: CostModel) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -100,30 +100,35 @@ def load(path: Path, key: CostKey) -> CostModel:
     Raises:
         CostTableError: it is damaged, or its key is another than ``key``.
     """
+    damaged = f"cost table {path} is damaged ({{}}); delete it to measure again"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        found = dict(stored["key"])
-        target = {
-            int(count): {int(rows): float(ms) for rows, ms in table.items()}
-            for count, table in stored["target_ms"].items()
-        }
-        draft = {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()}
-        request_token_ms = float(stored["request_token_ms"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
+        found, costs = dict(stored["key"]), cost_model(stored)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CostTableError) as error:
+        raise CostTableError(damaged.format(error)) from None
     if found != asdict(key):
         wrong = [f"{name} {found.get(name)!r}" for name, value in asdict(key).items() if found.get(name) != value]
         raise CostTableError(f"cost table {path} was measured for {', '.join(wrong)}; delete it to measure again")
-    try:
-        return CostModel.from_tables(
-            target[min(target)] if target else {},
-            draft,
-            interpolate=True,
-            request_token_ms=request_token_ms,
-            by_requests=target,
-        )
-    except CostTableError as error:
-        raise CostTableError(f"cost table {path} is damaged ({error}); delete it to measure again") from None
+    return costs
+
+
+def cost_model(stored: Mapping[str, Any]) -> CostModel:
+    """The costs of a table as `measure` makes it, or as it is read from a file.
+
+    Raises:
+        CostTableError: its times are impossible.
+        ValueError, KeyError, TypeError, AttributeError: it is something else.
+    """
+    target = {
+        int(count): {int(rows): float(ms) for rows, ms in table.items()} for count, table in stored["target_ms"].items()
+    }
+    return CostModel.from_tables(
+        target[min(target)] if target else {},
+        {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()},
+        interpolate=True,
+        request_token_ms=float(stored["request_token_ms"]),
+        by_requests=target,
+    )
 
 
 def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> dict[str, Any]:

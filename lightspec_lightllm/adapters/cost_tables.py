@@ -7,7 +7,7 @@ from typing import Any
 
 from lightspec_lightllm.errors import ConfigError, CostTableError
 from lightspec_lightllm.planner import CostModel
-from lightspec_lightllm.planner.costs import RowCosts
+from lightspec_lightllm.planner.row_costs import RowCosts
 from lightspec_lightllm.planner.types import FloatArray
 
 

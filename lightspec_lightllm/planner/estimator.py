@@ -272,7 +272,7 @@ class AcceptanceEstimator:
     def _take_in(self, rounds: list[SeenRound]) -> Iterator[None]:
         """Learn from some rounds, in parts that each take less time than a plan, and read the models anew.
 
-        Whatever plans read changes in the last part alone: a version is one state.
+        What plans read changes in the last part alone, hopes excepted: a version is one state.
         """
         sure = [seen for seen in rounds if seen.codes is not None]
         learned = yield from self._learn_marginal(rounds)

@@ -262,14 +262,12 @@ def check(setup: Setup, arms: list[str], minutes: float) -> dict[str, Any]:
         content["kernel_seconds"] = time.monotonic() - began
         print("kernels:", "ok" if content["kernels"] == "ok" else json.dumps(content["operations"], indent=1))
         began = time.monotonic()
-        shape, given = (
-            SHAPES[setup.shape],
-            {
-                "dtype": getattr(torch, setup.dtype),
-                "device": "cpu" if setup.dry_run else "cuda",
-                "max_length": setup.length + 64,
-            },
-        )
+        shape = SHAPES[setup.shape]
+        given = {
+            "dtype": getattr(torch, setup.dtype),
+            "device": "cpu" if setup.dry_run else "cuda",
+            "max_length": setup.length + 64,
+        }
         models = dict(zip(("target", "mtp"), write(folder, shape, **given), strict=True))
         if setup.drafter != "mtp":
             models[setup.drafter] = write_drafter(folder, setup.drafter, shape, **given)

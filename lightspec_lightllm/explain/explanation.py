@@ -22,6 +22,9 @@ from lightspec_lightllm.planner.types import FloatArray
 SAME = 1e-6
 """Tokens by which the fast search and the exhaustive one may differ: rounding."""
 
+QUICKEST_MS = 1e-3
+"""A speedup is priced as if no round were quicker than this: at an endless price rounding alone would choose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -99,7 +102,7 @@ def explain(state: State, costs: CostModel) -> Explanation:
     costs = costs.for_requests(state.num_requests)
     legal = legal_steps(state.drafter, state.max_draft_steps)
     off_ms = costs.target_ms(state.num_requests, state.num_requests, state.context_tokens)
-    unit = state.num_requests / max(off_ms, 1e-9)
+    unit = state.num_requests / max(off_ms, QUICKEST_MS)
     settled = state.price is None and state.speedup is None
     if state.price is not None:
         price = state.price

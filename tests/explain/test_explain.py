@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -53,8 +53,20 @@ def states(draw: st.DrawFn) -> State:
     )
 
 
+FREE_TARGET = CostModel.from_tables({1: 0.0}, {1: 1.0}, fill={1: 0.0})
+UNLIKELY = State(
+    num_requests=6,
+    max_draft_steps=4,
+    proposed=(0, 0, 0, 0, 0, 4),
+    confidence=(*((0.5,) for _ in range(5)), (0.0625,)),
+    speedup=2.0,
+    costs_file="none.yaml",
+)
+
+
 @settings(max_examples=80, deadline=None)
 @given(state=states(), costs=cost_models(own_draft_sizes=True))
+@example(state=UNLIKELY, costs=FREE_TARGET)
 def test_the_exhaustive_search_agrees_and_the_chosen_candidates_are_the_best(state: State, costs: CostModel) -> None:
     found = explain(state, costs)
     assert found.disagreements == ()

@@ -25,7 +25,7 @@ from lightspec_lightllm.planner import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray
 
-FORMAT = 3
+FORMAT = 4
 REPEATS = 8
 CONTEXT = 256
 
@@ -135,9 +135,8 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
     """Measure an idle engine and its drafter.
 
     On a CPU rows cost more if they are of more requests, whose contexts are all read; so there is a table for each of
-    several numbers of requests. Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`),
-    which takes longer than equal ones: attention then runs in several calls. Sampling is part of it, since every row is
-    sampled.
+    several numbers of requests. Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`).
+    Sampling is part of it, since every row is sampled.
     """
     shapes = _shapes(engine)
     capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers

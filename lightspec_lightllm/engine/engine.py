@@ -267,7 +267,7 @@ class Engine:
         self, blocks: list[Block], flat: IntArray, logit_rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         config = self.model.config
-        plan = plan_attention(blocks, config.num_heads // config.num_kv_heads, self.options.num_slots)
+        plan = plan_attention(blocks, config.num_heads, config.num_kv_heads)
         positions = np.concatenate([np.arange(block.context - block.rows, block.context) for block in blocks])
         slots = np.concatenate([block.slots[block.context - block.rows :] for block in blocks])
         tokens = np.ascontiguousarray(flat, dtype=np.int64)

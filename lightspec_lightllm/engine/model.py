@@ -14,6 +14,7 @@ from lightspec_lightllm.engine.attention import AttentionPlan, attend
 from lightspec_lightllm.engine.checkpoint import ModelConfig
 from lightspec_lightllm.engine.linear import Linear, make_linear
 from lightspec_lightllm.engine.options import WeightFormat
+from lightspec_lightllm.engine.row_attention import row_kernel
 from lightspec_lightllm.errors import ModelError
 
 _HUGE_PAGE = 2 << 20  # bytes; a cache that begins at one touches no more of them than it must
@@ -84,7 +85,9 @@ class Model:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # packing runs outside the interpreter lock
             head = pool.submit(make_linear, self.embedding if config.tied_head else tensor("head"), weights)
-            self._layers = list(pool.map(make_layer, range(config.num_layers)))
+            layers = pool.map(make_layer, range(config.num_layers))
+            row_kernel(config.head_dim)  # compiled meanwhile
+            self._layers = list(layers)
             self._head = head.result()
         self._frequencies = _rotary_frequencies(config, config.max_positions)
 
@@ -116,19 +119,14 @@ class Model:
             logits = self._head(self._norm(final, self.output_norm)) if final.shape[0] else final
         if not captured:
             return logits, None
-        hidden = torch.cat(captured, dim=1)  # outside inference mode: the caller may compute on it in place
-        inverse = batch.plan.inverse
-        return logits, hidden if inverse is None else hidden.index_select(0, inverse)
+        return logits, torch.cat(captured, dim=1)  # outside inference mode: the caller may compute on it in place
 
     def _decode(self, batch: Batch, cache: KVCache) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Final residual stream in batch order, captured ones in the plan's order."""
-        config, plan = self.config, batch.plan
-        tokens, positions, slots = batch.tokens, batch.positions, batch.slots
-        if plan.order is not None:
-            tokens, positions, slots = tokens[plan.order], positions[plan.order], slots[plan.order]
-        rows, heads, keys, dim = tokens.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        x = self.embedding.index_select(0, tokens)
-        turn = self._rotary(positions)
+        """The final residual stream and the captured ones."""
+        config = self.config
+        rows, heads, keys, dim = batch.tokens.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
+        x = self.embedding.index_select(0, batch.tokens)
+        turn = self._rotary(batch.positions)
         captured: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in self._capture_layers:
@@ -137,14 +135,13 @@ class Model:
             # GGUF keeps rotary pairs side by side, so turning a pair is one complex product.
             torch.view_as_complex(qkv[:, : heads + keys].view(rows, heads + keys, dim // 2, 2)).mul_(turn)
             kv = cache.layers[index]
-            kv.index_copy_(1, slots, qkv[:, heads:].transpose(0, 1))
-            x.add_(layer.attention_output(attend(qkv[:, :heads], kv[:keys], kv[keys:], plan)))
+            kv.index_copy_(1, batch.slots, qkv[:, heads:].transpose(0, 1))
+            x.add_(layer.attention_output(attend(qkv[:, :heads], kv, batch.plan)))
             gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=1)
             x.add_(layer.down(silu(gate).mul_(up)))
         if config.num_layers in self._capture_layers:
             captured[config.num_layers] = x
-        final = x if plan.inverse is None else x.index_select(0, plan.inverse)
-        return final, [captured[index] for index in self._capture_layers]
+        return x, [captured[index] for index in self._capture_layers]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, (self.config.hidden_size,), weight, self.config.norm_epsilon)

@@ -32,12 +32,12 @@ CONTEXT = 256
 SHAPES = {
     1: (1, 2, 3, 4, 6, 8, 12, 16),
     2: (2, 3, 4, 6, 8, 16, 32),
-    4: (4, 5, 6, 8, 12, 16, 32, 64),
+    4: (*range(4, 17), *range(18, 33, 2), *range(36, 65, 4)),
     8: (8, 10, 12, 16, 24, 32, 64, 96),
     16: (16, 20, 24, 32, 48, 64, 128),
     32: (32, 40, 64),
 }
-"""Rows of the target by requests, measured at `CONTEXT`."""
+"""Rows of the target by requests, measured at `CONTEXT`: one number of requests finely, for the rest see `refined`."""
 
 CONTEXTS = ((8, 8, 64), (8, 8, 768), (4, 16, 64), (4, 16, 768))
 """(requests, rows, context): what a token of context adds."""
@@ -119,9 +119,10 @@ def cost_model(stored: Mapping[str, Any]) -> CostModel:
         CostTableError: its times are impossible.
         ValueError, KeyError, TypeError, AttributeError: it is something else.
     """
-    target = {
+    measured = {
         int(count): {int(rows): float(ms) for rows, ms in table.items()} for count, table in stored["target_ms"].items()
     }
+    target = refined(measured)
     return CostModel.from_tables(
         target[min(target)] if target else {},
         {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()},
@@ -191,6 +192,30 @@ def tabulate(
         line = table.setdefault(count, {})
         line[rows] = max(ms - count * context * per_token, 0.01, *line.values())
     return table, per_token
+
+
+def refined(tables: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
+    """``{requests: {rows: ms}}`` at the sizes of the finest table too, as far as both reach.
+
+    Matrix products take rows in tiles, so a forward costs a step more at some sums of rows, whatever requests they
+    are of; what requests add changes slowly. So between its own sizes a table has the steps of the finest one, plus
+    what it differs from that, which is interpolated.
+    """
+    if not tables or not all(tables.values()):
+        return {count: dict(table) for count, table in tables.items()}
+    finest = max(tables.values(), key=len)
+    sizes = np.array(sorted(finest))
+    steps = np.array([finest[rows] for rows in sizes.tolist()])
+    found: dict[int, dict[int, float]] = {}
+    for count, table in tables.items():
+        own = np.array(sorted(table))
+        beyond = np.array([table[rows] for rows in own.tolist()]) - np.interp(own, sizes, steps)
+        shared = own[(own >= sizes[0]) & (own <= sizes[-1])]
+        between = sizes[(sizes > shared[0]) & (sizes < shared[-1])] if len(shared) else shared
+        rows = np.union1d(own, between)
+        times = np.interp(rows, sizes, steps) + np.interp(rows, own, beyond)
+        found[count] = dict(zip(rows.tolist(), np.maximum.accumulate(times).tolist(), strict=True))
+    return found
 
 
 def steady(times: FloatArray) -> FloatArray:

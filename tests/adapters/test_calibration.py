@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightspec_lightllm.adapters import calibration
-from lightspec_lightllm.adapters.calibration import CostKey, load, load_or_measure, tabulate, uneven_rows
+from lightspec_lightllm.adapters.calibration import CostKey, load, load_or_measure, refined, tabulate, uneven_rows
 from lightspec_lightllm.drafters import NgramDrafter
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.drafters.hybrid import HybridDrafter
@@ -47,6 +47,34 @@ def test_tables_and_context_add_up_to_what_was_measured() -> None:
     assert per_token == pytest.approx(0.002)
     for (n, rows, context), ms in zip(shapes, times, strict=True):
         assert tables[n][rows] + n * context * per_token == pytest.approx(ms)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_steps_seen_in_the_finest_table_are_in_all_of_them(seed: int) -> None:
+    """Whatever the steps at sums of rows, and what a request adds, linear in rows."""
+    rng = np.random.default_rng(seed)
+    steps = 20.0 + np.cumsum(rng.exponential(0.5, 200) + 8.0 * (rng.random(200) < 0.1))
+
+    def truth(count: int, rows: int) -> float:
+        return float(steps[rows] + count * (2.0 + 0.03 * rows))
+
+    measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
+    tables = refined(measured)
+    fine = calibration.SHAPES[4]
+    for count, sizes in calibration.SHAPES.items():
+        assert set(tables[count]) == {*sizes, *(rows for rows in fine if sizes[0] < rows < sizes[-1])}
+        assert set(range(14, 17)) <= set(tables[count]) or sizes[0] > 14
+        for rows, ms in tables[count].items():
+            if rows >= fine[0]:
+                assert ms == pytest.approx(truth(count, rows))
+
+
+def test_a_table_keeps_what_was_measured_and_never_falls() -> None:
+    tables = refined({1: {1: 10.0, 4: 12.0, 8: 50.0}, 2: {2: 20.0, 3: 20.0, 4: 30.0, 6: 31.0, 8: 32.0}})
+    assert tables[1] == {1: 10.0, 4: 12.0, 6: pytest.approx(31.0), 8: 50.0}
+    assert tables[2] == {2: 20.0, 3: 20.0, 4: 30.0, 6: 31.0, 8: 32.0}
+    assert refined({}) == {}
 
 
 def test_tables_never_pay_for_rows_or_context() -> None:

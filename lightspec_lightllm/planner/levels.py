@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightspec_lightllm.planner.acceptance import LEVELS, information_of
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalMass
+from lightspec_lightllm.planner.scale import LEVELS, information_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 
@@ -16,6 +16,7 @@ class LevelTable:
         acceptance: float[LEVELS, K].
         survival: float[LEVELS, K].
         value, depth, level: the same entries, highest survival first; where equal, by level and then by depth.
+        expected: float[2, LEVELS, K + 1], what 0, 1, .. K trials of a request bring, and how much they tell.
     """
 
     def __init__(self, acceptance: FloatArray) -> None:
@@ -26,10 +27,9 @@ class LevelTable:
         self.value = self.survival.ravel()[self._order]
         self.level, self.depth = np.divmod(self._order, num_depths)
         self.depth += 1
-        # What t trials of a level are expected to bring, and how much they tell, by int[LEVELS, K + 1] cells.
-        self._expected = np.zeros((2, len(acceptance), num_depths + 1))
-        np.add.accumulate(acceptance, axis=1, out=self._expected[0, :, 1:])
-        np.add.accumulate(information_of(acceptance), axis=1, out=self._expected[1, :, 1:])
+        self.expected = np.zeros((2, len(acceptance), num_depths + 1))
+        np.add.accumulate(acceptance, axis=1, out=self.expected[0, :, 1:])
+        np.add.accumulate(information_of(acceptance), axis=1, out=self.expected[1, :, 1:])
 
     def curve(self, counts: IntArray) -> GainCurve:
         """Gain of int[LEVELS, K] drafts."""
@@ -41,8 +41,3 @@ class LevelTable:
         if np.maximum.reduce(count) == len(levels):
             return SurvivalMass.ladder_of(self.survival[levels[0]], len(levels))
         return SurvivalMass(self.value, self.depth, count.take(self.level).astype(np.float64))
-
-    def scores(self, levels: IntArray, trials: IntArray) -> tuple[FloatArray, FloatArray]:
-        """float[N] each: accepted drafts expected of each request's trials, and their information."""
-        cell = levels * self._expected.shape[2] + trials
-        return self._expected[0].ravel().take(cell), self._expected[1].ravel().take(cell)

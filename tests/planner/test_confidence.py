@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
-from lightspec_lightllm.planner.acceptance import LEVEL_OFFSETS
+from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
 from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
-from lightspec_lightllm.planner.survival import SurvivalTable, survival_of
+from lightspec_lightllm.planner.survival import survival_of
+from lightspec_lightllm.planner.survival_table import SurvivalTable
 from lightspec_lightllm.planner.types import BoolArray, FloatArray
 from tests.planner.worlds import GPU
 

@@ -1,0 +1,523 @@
+"""The inner loops compiled by numba: what `plain` says, in one pass each (shapes and meaning: `interface`).
+
+Compiled for fixed types when this module is imported, and kept on disk; nothing is compiled while serving. No fast
+arithmetic: every sum and product is rounded as numpy rounds it. `check` compares the two whenever they are loaded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import config, njit, types
+
+from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES
+from lightspec_lightllm.planner.loops.plain import HASH, MASS_BINS, MASS_SHARED, ONE_BITS
+from lightspec_lightllm.planner.scale import (
+    LEAST_SPREAD,
+    LEVEL_STEP,
+    LEVELS,
+    MOST_LOG_ODDS,
+    NEUTRAL_LEVEL,
+    SCALE_PRIOR,
+    SHIFT_PRIOR,
+    SPREAD_MEMORY,
+    STALE,
+)
+from lightspec_lightllm.planner.survival import BITS, CURVE_CELLS, CURVE_SHARED, CURVE_VALUE, LAST_CELL, SURVIVAL
+
+if config.DISABLE_JIT:
+    raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
+
+_whole, _real, _truth = types.int64, types.float64, types.boolean
+
+
+def _array(kind, dimensions):
+    """Any array of a kind that is read: of whatever strides, and maybe not to be written."""
+    return types.Array(kind, dimensions, "A", readonly=True)
+
+
+_ints, _ints_2d = _array(_whole, 1), _array(_whole, 2)
+_reals, _reals_2d, _reals_3d = _array(_real, 1), _array(_real, 2), _array(_real, 3)
+_cells, _cells_2d = _array(types.int16, 1), _array(types.int16, 2)
+_table = types.Array(_real, 2, "C", readonly=True)
+
+# What is written or returned.
+_new_ints, _new_ints_2d = types.Array(_whole, 1, "C"), types.Array(_whole, 2, "C")
+_new_reals, _new_reals_2d = types.Array(_real, 1, "C"), types.Array(_real, 2, "C")
+_new_cells_2d = types.Array(types.int16, 2, "C")
+
+
+def _compiled(result, *arguments):
+    """Compile for these types, now."""
+    return njit(result(*arguments), cache=True)
+
+
+# --- what hosts say ---------------------------------------------------------------------------------------------------
+
+
+@_compiled(_truth, _table)
+def are_probabilities(values):
+    largest = np.uint64(0)
+    for row in values.view(np.uint64):
+        for bits in row:
+            largest = max(largest, bits)
+    return largest <= np.uint64(ONE_BITS)
+
+
+@_compiled(_whole, _ints, _new_ints)
+def proposal_counts(proposed, tally):
+    tally[:] = 0
+    total = 0
+    for count in proposed:
+        if not 0 <= count < len(tally):
+            return -1
+        tally[count] += 1
+        total += count
+    return total
+
+
+@_compiled(types.Tuple((_truth, _whole, _whole)), _ints, _ints, _ints, _whole, _new_ints)
+def round_counts(verified, accepted, proposed, most, trials):
+    num_trials = num_accepted = 0
+    possible = True
+    for i in range(len(verified)):
+        trials[i] = min(verified[i], accepted[i])
+        num_trials += trials[i]
+        num_accepted += accepted[i]
+        possible &= 1 <= accepted[i] <= 1 + verified[i] and verified[i] <= proposed[i] and verified[i] <= most
+    return possible, num_trials, num_accepted
+
+
+# --- confidences ------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _bits(odds):
+    """What an acceptance of whole log-odds takes off a survival."""
+    return np.int64(BITS[min(max(odds, 0), len(BITS) - 1)])
+
+
+@_compiled(_new_cells_2d, _ints_2d, _ints, _cells, _cells, _cells)
+def cells(codes, levels, terms, depths, offsets):
+    found = np.empty(codes.shape, dtype=np.int16)
+    for i in range(codes.shape[1]):
+        cell = 0
+        offset = np.int64(offsets[levels[i]]) if len(levels) else 0
+        for j in range(len(codes)):
+            cell += _bits(terms[codes[j, i]] + depths[j] + offset)
+            found[j, i] = cell
+    return found
+
+
+@_compiled(
+    types.none,
+    *(_table, _whole, _ints, _ints, _cells, _cells, _cells, _truth),
+    *(_new_ints_2d, _new_reals_2d, _new_reals_2d),
+)
+def read_drafts(
+    confidence, num_depths, proposed, levels, terms, depths, offsets, some_unknown, codes, survival, curve  # noqa: ARG001
+):
+    curve[:] = 0.0
+    for i in range(len(confidence)):
+        cell = 0
+        offset = np.int64(offsets[levels[i]]) if len(levels) else 0
+        deepest = min(proposed[i], num_depths) if len(proposed) else num_depths
+        for j in range(num_depths):
+            scaled = confidence[i, j] * (NUM_CODES - 1)
+            code = NUM_CODES + j if math.isnan(scaled) else np.int64(scaled)
+            codes[j, i] = code
+            if j < deepest:
+                cell += _bits(terms[code] + depths[j] + offset)
+                survival[j, i] = SURVIVAL[min(cell, LAST_CELL)]
+                if cell >> CURVE_SHARED < CURVE_CELLS:
+                    curve[0, 1 + (cell >> CURVE_SHARED)] += 1.0
+            else:
+                survival[j, i] = 0.0
+    survival[num_depths:] = 0.0
+    for k in range(CURVE_CELLS):
+        curve[1, k + 1] = curve[1, k] + curve[0, k + 1] * CURVE_VALUE[k]
+        curve[0, k + 1] += curve[0, k]
+
+
+@_compiled(types.none, _new_ints_2d, _ints_2d, _ints, _whole)
+def lay_codes(codes, known, proposed, start):
+    for j in range(len(known)):
+        for i in range(len(proposed)):
+            if j < proposed[i]:
+                codes[j, start + i] = known[j, i]
+
+
+@_compiled(
+    types.Tuple((_new_ints, _new_ints, _new_ints, _new_ints, _new_reals_2d)),
+    *(_ints, _ints, _ints_2d, _ints, _reals, _reals, _reals),
+)
+def list_trials(trials, accepted, codes, levels, terms, depths, offsets):
+    size = 0
+    for i in range(len(trials)):
+        for j in range(trials[i]):
+            size += codes[j, i] < NUM_CODES
+    request, depth, code, right = (
+        np.empty(size, dtype=np.int64),
+        np.empty(size, dtype=np.int64),
+        np.empty(size, dtype=np.int64),
+        np.empty(size, dtype=np.int64),
+    )
+    odds = np.empty((2, size))
+    at = 0
+    for i in range(len(trials)):
+        for j in range(trials[i]):
+            if codes[j, i] >= NUM_CODES:
+                continue
+            request[at], depth[at], code[at] = i, j, codes[j, i]
+            right[at] = trials[i] != accepted[i] or j < trials[i] - 1
+            plain = terms[codes[j, i]] + depths[j]
+            odds[0, at] = -plain
+            odds[1, at] = -(plain + offsets[levels[i]]) if len(levels) else -plain
+            at += 1
+    return request, depth, code, right, odds
+
+
+@_compiled(
+    types.Tuple((_new_reals_2d, _new_reals_2d, _new_reals_2d, _new_reals)),
+    *(_ints, _ints, _ints, _ints, _reals_2d, _reals, _whole),
+)
+def score_trials(request, depth, code, right, odds, neutral, num_requests):
+    by_bin, by_depth = np.zeros((2, NUM_BINS)), np.zeros((2, len(neutral)))
+    by_request, ratio = np.zeros((2, num_requests)), np.empty(len(request))
+    for t in range(len(request)):
+        told, expected = 1.0 / (1.0 + odds[0, t]), 1.0 / (1.0 + odds[1, t])
+        residual, information = right[t] - expected, expected * max(1.0 - expected, LEAST_SPREAD)
+        of_bin, j, i = BIN_OF_CODE[code[t]], depth[t], request[t]
+        by_bin[0, of_bin] += residual
+        by_bin[1, of_bin] += information
+        by_depth[0, j] += residual
+        by_depth[1, j] += information
+        by_request[0, i] += residual
+        by_request[1, i] += information
+        wrong = 1 - right[t]
+        ratio[t] = abs(wrong - told) / abs(wrong - neutral[j])
+    return by_bin, by_depth, by_request, ratio
+
+
+# --- what is learned --------------------------------------------------------------------------------------------------
+
+
+@_compiled(_new_reals_2d, _ints, _ints, _reals)
+def depth_scores(trials, accepted, neutral):
+    tried, right = np.zeros(len(neutral) + 1, dtype=np.int64), np.zeros(len(neutral) + 1, dtype=np.int64)
+    for i in range(len(trials)):
+        tried[trials[i]] += 1
+        right[accepted[i] - 1] += 1
+    scores = np.empty((2, len(neutral)))
+    num_tried = num_right = 0
+    for j in range(len(neutral) - 1, -1, -1):
+        num_tried += tried[j + 1]
+        num_right += right[j + 1]
+        scores[0, j] = num_right - num_tried * neutral[j]
+        scores[1, j] = num_tried * (neutral[j] * max(1.0 - neutral[j], LEAST_SPREAD))
+    return scores
+
+
+@_compiled(types.Tuple((_new_reals_2d, _new_reals_2d)), _ints, _ints, _ints, _reals_2d, _reals_3d)
+def level_scores(trials, accepted, levels, acceptance, expected):
+    most = acceptance.shape[1]
+    tried, right = np.zeros((LEVELS, most + 1), dtype=np.int64), np.zeros(most + 1, dtype=np.int64)
+    by_depth, by_request = np.zeros((2, most)), np.empty((2, len(trials)))
+    for i in range(len(trials)):
+        tried[levels[i], trials[i]] += 1
+        right[accepted[i] - 1] += 1
+        by_request[0, i] = accepted[i] - 1 - expected[0, levels[i], trials[i]]
+        by_request[1, i] = expected[1, levels[i], trials[i]]
+    for level in range(LEVELS):
+        num_tried = 0
+        for j in range(most - 1, -1, -1):
+            num_tried += tried[level, j + 1]
+            likely = acceptance[level, j]
+            by_depth[0, j] += num_tried * likely
+            by_depth[1, j] += num_tried * (likely * max(1.0 - likely, LEAST_SPREAD))
+    num_right = 0
+    for j in range(most - 1, -1, -1):
+        num_right += right[j + 1]
+        by_depth[0, j] = num_right - by_depth[0, j]
+    return by_depth, by_request
+
+
+@njit(cache=True)
+def _blend(value, info, read, residual, information):
+    for k in range(len(value)):
+        info[k] += information[k]
+        value[k] += (information[k] * (read[k] - value[k]) + residual[k]) / (info[k] + 1e-9)
+        value[k] = min(max(value[k], -MOST_LOG_ODDS), MOST_LOG_ODDS)
+
+
+@njit(cache=True)
+def _mean_rise(after, before, information):
+    rise = total = 0.0
+    for k in range(len(after)):
+        rise += (after[k] - before[k]) * information[k]
+        total += information[k]
+    return rise / (total + 1e-9)
+
+
+@_compiled(
+    types.Tuple((_new_reals, _real)), *(_new_reals, _new_reals, _reals, _reals, _reals, _real, _real, _real)
+)
+def learn_depths(value, info, before, residual, information, memory, prior, strength):
+    for k in range(len(value)):
+        info[k] *= math.exp((information[k] + 0.125 * information[0]) / -memory)
+    _blend(value, info, before, residual, information)
+    read = np.empty(len(value))
+    for k in range(len(value)):
+        prior = (info[k] * value[k] + strength * prior) / (info[k] + strength)
+        read[k] = prior
+    return read, _mean_rise(read, before, information)
+
+
+@_compiled(_new_reals, _reals, _reals, _real)
+def read_bins(value, info, strength):
+    seen = first = second = total = cross = 0.0
+    for k in range(len(value)):
+        centre, weighted = BIN_CENTRES[k], info[k] * value[k]
+        seen += info[k]
+        first += centre * info[k]
+        second += centre * centre * info[k]
+        total += weighted
+        cross += centre * weighted
+    shift_info, scale_info = seen + SHIFT_PRIOR, second + SCALE_PRIOR
+    determinant = shift_info * scale_info - first * first
+    scale = (shift_info * (cross + SCALE_PRIOR) - first * total) / determinant
+    scale = min(max(scale, 0.0), 2.0)
+    shift = (total - scale * first) / shift_info
+    read = np.empty(len(value))
+    for k in range(len(value)):
+        believed = strength * min(max(shift + scale * BIN_CENTRES[k], -2.5), 2.5)
+        read[k] = (info[k] * value[k] + believed) / (info[k] + strength)
+    return read
+
+
+@_compiled(types.Tuple((_new_reals, _real)), *(_new_reals, _new_reals, _reals, _reals, _reals, _real, _real))
+def learn_bins(value, info, before, residual, information, memory, strength):
+    total = 0.0
+    for k in range(len(value)):
+        total += information[k]
+    stale = STALE * total / len(value)
+    for k in range(len(value)):
+        info[k] *= math.exp(max(information[k], stale) / -memory)
+    _blend(value, info, before, residual, information)
+    read = read_bins(value, info, strength)
+    return read, _mean_rise(read, before, information)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _hashed(ids, bits):
+    entries = np.empty(len(ids), dtype=np.int64)
+    for i in range(len(ids)):
+        entries[i] = np.int64((np.uint64(ids[i]) * HASH) >> np.uint64(64 - bits))
+    return entries
+
+
+@_compiled(_new_ints, *(_ints, _new_ints, _new_reals, _new_reals, _new_ints, _whole))
+def find_entries(ids, owner, offset, info, level, bits):
+    entries = _hashed(ids, bits)
+    new = np.empty(len(ids), dtype=np.bool_)
+    for i in range(len(ids)):
+        new[i] = owner[entries[i]] != ids[i]
+    for i in range(len(ids)):
+        if new[i]:
+            owner[entries[i]] = ids[i]
+            offset[entries[i]] = info[entries[i]] = 0.0
+            level[entries[i]] = NEUTRAL_LEVEL
+    return entries
+
+
+@_compiled(
+    types.Tuple((_new_ints, _new_reals_2d, _new_reals)), *(_ints, _reals, _reals, _real, _real, _ints, _new_ints)
+)
+def offset_scores(ids, residual, information, rise, memory, owner, position):
+    bits = 0
+    while 1 << bits < len(owner):
+        bits += 1
+    entries = _hashed(ids, bits)
+    last = np.full(len(ids), -1, dtype=np.int64)  # of the request's place: where its entry stands for the last time
+    for i in range(len(ids)):
+        if owner[entries[i]] == ids[i]:
+            position[entries[i]] = i
+    size = 0
+    for i in range(len(ids)):
+        if owner[entries[i]] == ids[i]:
+            last[i] = position[entries[i]]
+            size += last[i] == i
+    found, scores, place = np.empty(size, dtype=np.int64), np.zeros((2, size)), 0
+    for i in range(len(ids)):
+        if last[i] == i:
+            found[place] = entries[i]
+            position[entries[i]] = place
+            place += 1
+    for i in range(len(ids)):
+        if last[i] >= 0:
+            place = position[entries[i]]
+            scores[0, place] += residual[i]
+            scores[1, place] += information[i]
+    total = 0.0
+    for place in range(size):
+        scores[0, place] -= scores[1, place] * rise
+        total += scores[1, place]
+    stale = STALE * total / max(size, 1)
+    exponents = np.empty(size)
+    for place in range(size):
+        exponents[place] = max(scores[1, place], stale) / -memory
+    return found, scores, exponents
+
+
+@_compiled(
+    types.UniTuple(_real, 3),
+    *(_ints, _reals_2d, _reals, _new_reals, _new_reals, _new_ints, types.UniTuple(_real, 3)),
+)
+def learn_offsets(entries, scores, keep, offset, info, level, spread):
+    excess, weight, prior = spread
+    summed_info = weighted = 0.0
+    for k in range(len(entries)):
+        entry, information = entries[k], scores[1, k]
+        old, value = info[entry], offset[entry]
+        read = old * value / (old + prior)
+        total = old * keep[k] + information
+        value += (information * (read - value) + scores[0, k]) / (total + 1e-9)
+        value = min(max(value, -MOST_LOG_ODDS), MOST_LOG_ODDS)
+        info[entry], offset[entry] = total, value
+        summed_info += total
+        weighted += value * total
+    if len(entries) > 1:
+        summed_info += 1e-9
+        mean, differing = weighted / summed_info, 0.0
+        for k in range(len(entries)):
+            deviation = offset[entries[k]] - mean
+            differing += deviation * deviation * info[entries[k]]
+        count = len(entries) - 1.0
+        share = SPREAD_MEMORY / (SPREAD_MEMORY + count)
+        excess = share * excess + (1.0 - share) * (differing - count)
+        weight = share * weight + (1.0 - share) * summed_info
+        prior = 1.0 / min(max(excess / weight, 0.01), 2.0)
+    for k in range(len(entries)):
+        total, value = info[entries[k]], offset[entries[k]]
+        read = np.rint(total * value / (total + prior) / LEVEL_STEP) + NEUTRAL_LEVEL
+        level[entries[k]] = np.int64(min(max(read, 0.0), LEVELS - 1.0))
+    return excess, weight, prior
+
+
+# --- the two stages ---------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _between(rows, gain, at, extra):
+    """Height at ``extra``, which is not below ``rows[at]`` and below the next: numpy's own formula."""
+    if at == len(rows) - 1 or rows[at] == extra:
+        return gain[at]
+    slope = (gain[at + 1] - gain[at]) / (rows[at + 1] - rows[at])
+    return slope * (extra - rows[at]) + gain[at]
+
+
+@_compiled(_real, _reals, _reals, _real)
+def gain_at(rows, gain, extra):
+    low, high = 0, len(rows)  # the last of those that are not above it
+    while high - low > 1:
+        middle = (low + high) // 2
+        if rows[middle] <= extra:
+            low = middle
+        else:
+            high = middle
+    return _between(rows, gain, low, extra)
+
+
+@_compiled(_real, *(_reals, _reals, _reals, _reals, _real, _real, _real))
+def best_extra(rows, gain, extra, ms, most, most_ms, price):
+    best, most_value = most, gain_at(rows, gain, most) - price * most_ms
+    best_value = -np.inf
+    at = 0
+    for k in range(len(extra)):
+        if extra[k] > most:
+            break
+        while at < len(rows) - 1 and rows[at + 1] <= extra[k]:
+            at += 1
+        value = _between(rows, gain, at, extra[k]) - price * ms[k]
+        if value > best_value:
+            best, best_value = extra[k], value
+    return most if most_value > best_value else best
+
+
+@_compiled(types.Tuple((_new_reals, _new_ints, _new_reals)), _cells_2d, _whole)
+def expected_drafts(cells, num_requests):
+    most, size = cells.shape
+    number, total = np.zeros((most, MASS_BINS), dtype=np.int64), np.zeros((most, MASS_BINS))
+    held = 0
+    for j in range(most):
+        for i in range(size):
+            of_bin = min(cells[j, i] >> MASS_SHARED, MASS_BINS - 1)
+            held += number[j, of_bin] == 0
+            number[j, of_bin] += 1
+            total[j, of_bin] += SURVIVAL[min(np.int64(cells[j, i]), LAST_CELL)]
+    value, depth, count = np.empty(held), np.empty(held, dtype=np.int64), np.empty(held)
+    share = num_requests / size
+    end = 0
+    for of_bin in range(MASS_BINS):  # survivals fall from bin to bin; within one, depths are sorted by insertion
+        start = end
+        for j in range(most):
+            if number[j, of_bin] == 0:
+                continue
+            mean, at = total[j, of_bin] / number[j, of_bin], end
+            while at > start and value[at - 1] < mean:
+                value[at], depth[at], count[at] = value[at - 1], depth[at - 1], count[at - 1]
+                at -= 1
+            value[at], depth[at], count[at] = mean, j + 1, number[j, of_bin] * share
+            end += 1
+    return value, depth, count
+
+
+@_compiled(_new_reals, *(_reals, _reals, _reals, _reals, _ints, _real))
+def ladder_values(value, count, extra, ms, ends, price):
+    rows, gain = np.empty(len(value) + 1), np.empty(len(value) + 1)
+    rows[0] = gain[0] = 0.0
+    for k in range(len(value)):
+        rows[k + 1] = rows[k] + count[k]
+        gain[k + 1] = gain[k] + count[k] * value[k]
+    best = np.empty(len(ends))
+    most, at, k = -np.inf, 0, 0
+    for d in range(len(ends)):
+        while k <= ends[d]:
+            wanted = min(extra[k], rows[-1])
+            while at < len(value) and rows[at + 1] <= wanted:
+                at += 1
+            most = max(most, _between(rows, gain, at, wanted) - price * ms[k])
+            k += 1
+        best[d] = most
+    return best
+
+
+@_compiled(_new_reals, *(_reals, _ints, _reals, _ints, _reals, _reals, _real))
+def best_values(value, depth, count, steps, extra, ms, price):
+    knots, heights = np.empty(len(value) + 1), np.empty(len(value) + 1)
+    best = np.empty(len(steps))
+    most = 0.0
+    for k in range(len(value)):
+        if depth[k] <= steps[-1]:
+            most += count[k]
+    for d in range(len(steps)):
+        shift = d * (most + extra[-1] + 2.0)
+        row = height = 0.0
+        knots[0], heights[0] = shift, 0.0
+        for k in range(len(value)):
+            if depth[k] <= steps[d]:
+                row += count[k]
+                height += count[k] * value[k]
+            knots[k + 1], heights[k + 1] = row + shift, height
+        best[d] = -np.inf
+        at = 0
+        for k in range(len(extra)):
+            wanted = min(extra[k], row) + shift
+            while at < len(value) and knots[at + 1] <= wanted:
+                at += 1
+            best[d] = max(best[d], _between(knots, heights, at, wanted) - price * ms[k])
+    return best

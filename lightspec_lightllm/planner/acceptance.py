@@ -29,7 +29,7 @@ import numpy as np
 from lightspec_lightllm.planner.confidence import NUM_BINS
 from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.loops.plain import read_depths
-from lightspec_lightllm.planner.scale import INFO_PER_TRIAL, LEVEL_OFFSETS, LEVEL_STEP, NEUTRAL_LEVEL, SPREAD_MEMORY
+from lightspec_lightllm.planner.scale import INFO_PER_TRIAL, LEVEL_STEP, NEUTRAL_LEVEL, SPREAD_MEMORY
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 HOPE = 1.5
@@ -77,10 +77,6 @@ class AcceptanceModel:
         """float[bins], log-odds by bin of confidences; a new array after every change."""
         return self._phi_read
 
-    def acceptance(self) -> FloatArray:
-        """float[K]: conditional acceptance per depth of a request like the batch (single bin only)."""
-        return _sigmoid(self._theta_read)
-
     def hope(self) -> FloatArray:
         """float[K], log-odds by which an acceptance may be better than it looks; 0 once trials are many."""
         doubt = 1.0 / np.sqrt(self._theta_info + self._theta_prior_info) - self._least_doubt
@@ -127,11 +123,6 @@ class AcceptanceModel:
         """Keep only a share of what was learned, after a change of the workload was detected."""
         self._theta_info *= keep
         self._phi_info *= keep
-
-
-def acceptance_by_level(depth_terms: FloatArray) -> FloatArray:
-    """float[LEVELS, K], acceptance by level of request and depth, of float[K] log-odds."""
-    return _sigmoid(LEVEL_OFFSETS[:, None] + depth_terms)
 
 
 def raised(probability: FloatArray, log_odds: float) -> FloatArray:
@@ -199,9 +190,7 @@ class RequestOffsets:
 
     def find(self, request_ids: IntArray) -> IntArray:
         """The same, of any requests, in any number."""
-        return INNER.loops.find_entries(
-            request_ids, self._owner, self._offset, self._info, self._level, self._bits
-        )
+        return INNER.loops.find_entries(request_ids, self._owner, self._offset, self._info, self._level, self._bits)
 
     def levels(self, entries: IntArray) -> IntArray:
         """int[N], level of each request in 0..LEVELS-1."""
@@ -213,14 +202,17 @@ class RequestOffsets:
         Args:
             rise: mean rise of the log-odds that the terms of the whole batch have taken up already.
         """
-        entries, found, exponents = INNER.loops.offset_scores(
-            *scores, rise, self._memory, self._owner, self._position
+        self._excess, self._weight, self._prior = INNER.loops.learn_offsets(
+            *scores,
+            rise,
+            self._memory,
+            self._owner,
+            self._position,
+            self._offset,
+            self._info,
+            self._level,
+            (self._excess, self._weight, self._prior),
         )
-        if len(entries):
-            spread = self._excess, self._weight, self._prior
-            self._excess, self._weight, self._prior = INNER.loops.learn_offsets(
-                entries, found, np.exp(exponents), self._offset, self._info, self._level, spread
-            )
 
 
 class ChangeDetector:

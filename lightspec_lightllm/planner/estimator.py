@@ -12,19 +12,18 @@ from lightspec_lightllm.planner.acceptance import (
     ChangeDetector,
     RequestOffsets,
     Scores,
-    acceptance_by_level,
     logit,
     raised,
 )
-from lightspec_lightllm.planner.confidence import NUM_CODES, codes_of
+from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.levels import LevelTable
 from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.options import PlannerOptions
-from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
+from lightspec_lightllm.planner.scale import LEVELS
 from lightspec_lightllm.planner.survival import CellArray, survival_of
 from lightspec_lightllm.planner.survival_table import NONE, SureDrafts, SurvivalTable
-from lightspec_lightllm.planner.trials import Learned, SeenRound, at_least, by_level, joined, joined_codes, trials_of
+from lightspec_lightllm.planner.trials import Learned, SeenRound, at_least, joined, joined_codes, trials_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 LEARN_ROUNDS = 6
@@ -87,6 +86,7 @@ class AcceptanceEstimator:
         self._detector = ChangeDetector()
         self._future: tuple[tuple[int, int], SurvivalMass] | None = None
         self._last_levels: tuple[IntArray, int, IntArray] | None = None
+        self._last_tally: tuple[IntArray, IntArray] | None = None
         self.trusts_confidence = True
         self._skill = 0.0
         self._rounds: list[SeenRound] = []
@@ -97,22 +97,21 @@ class AcceptanceEstimator:
     def _refresh(self) -> None:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
-        self._neutral = self._marginal.acceptance()
         self._plain_terms = self._marginal.depth_terms
+        self._neutral, self._neutral_survival = INNER.loops.acceptances(self._plain_terms)
         self._sure_terms = self._calibrated.bin_terms, self._calibrated.depth_terms
         self.hope = (self._calibrated if self._sure else self._marginal).first_hope()
-        self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._levels_built: LevelTable | None = None
         self._survivals_built: SurvivalTable | None = None
 
     def _levels_table(self) -> LevelTable:
         if self._levels_built is None:
-            self._levels_built = LevelTable(acceptance_by_level(self._plain_terms))
+            self._levels_built = LevelTable(self._plain_terms)
         return self._levels_built
 
     def _survivals(self) -> SurvivalTable:
         if self._survivals_built is None:
-            self._survivals_built = SurvivalTable(*self._sure_terms, self._plain_terms, LEVEL_OFFSETS)
+            self._survivals_built = SurvivalTable(*self._sure_terms, self._plain_terms)
         return self._survivals_built
 
     @property
@@ -130,6 +129,13 @@ class AcceptanceEstimator:
         if last is None or last[0] is not entries or last[1] != self.version:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
+
+    def level_tally(self, levels: IntArray) -> IntArray:
+        """int[LEVELS], how many of the requests whose levels were just asked for are of each."""
+        last = self._last_tally
+        if last is None or last[0] is not levels:
+            last = self._last_tally = (levels, np.bincount(levels, minlength=LEVELS))
+        return last[1]
 
     def drafts(
         self,
@@ -163,8 +169,7 @@ class AcceptanceEstimator:
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
         if levels is None:
             return GainCurve.of(at_least(tally), self._neutral_survival), None
-        counts = at_least(by_level(proposed, levels, self.max_draft_steps))
-        return self._levels_table().curve(counts), self.survival(levels)
+        return self._levels_table().curve(proposed, levels), self.survival(levels)
 
     def survival(self, levels: IntArray | None) -> FloatArray | None:
         """float[N, K], survivals of requests without confidences, or None where nothing tells them apart."""
@@ -327,14 +332,22 @@ class AcceptanceEstimator:
         if not num_trials:
             return cells, proposed, None
         trials, accepted = trials_of(chosen)
-        *single, odds = INNER.loops.list_trials(
-            trials, accepted, codes, NONE if levels is None else levels, *table.terms
-        )
+        by_bin, by_request = np.zeros((2, NUM_BINS)), np.zeros((2, len(trials)))
+        by_depth = np.zeros((2, self.max_draft_steps))
         yield
-        by_bin, by_depth, by_request, likelier = INNER.loops.score_trials(
-            *single, np.exp(odds), self._neutral, len(trials)
+        num_known, likelier = INNER.loops.score_trials(
+            trials,
+            accepted,
+            codes,
+            NONE if levels is None else levels,
+            *table.terms,
+            self._neutral,
+            by_bin,
+            by_depth,
+            by_request,
         )
-        self._judge(likelier)
+        # How much more confidences tell than depths alone: by the likelihood of trials under both models.
+        self._skill = math.exp(-num_known / SKILL_TRIALS) * self._skill + likelier
         yield
         rise = self._calibrated.learn_bins(*by_bin)
         residual, information = by_depth
@@ -342,8 +355,3 @@ class AcceptanceEstimator:
         if not self.trusts_confidence:
             return cells, proposed, None
         return cells, proposed, Learned(residual, information, rise, None if ids is None else Scores(ids, *by_request))
-
-    def _judge(self, likelier: FloatArray) -> None:
-        """How much more confidences tell than depths alone: by the likelihood of trials under both models."""
-        keep = math.exp(-len(likelier) / SKILL_TRIALS)
-        self._skill = keep * self._skill + float(np.add.reduce(np.log(likelier)))

@@ -12,6 +12,7 @@ from lightspec_lightllm.planner.loops.plain import curve_of, curve_of_cells
 from lightspec_lightllm.planner.survival import CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalMass:
     """A batch's drafts as (survival, depth, count), highest survival first.

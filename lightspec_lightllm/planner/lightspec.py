@@ -28,7 +28,6 @@ from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
 from lightspec_lightllm.planner.steps import catching_up_ms, compared_steps, legal_steps, steps_values
-from lightspec_lightllm.planner.scale import LEVELS
 from lightspec_lightllm.planner.survival_table import SureDrafts
 from lightspec_lightllm.planner.trials import Reading, SeenRound
 from lightspec_lightllm.planner.types import (
@@ -176,7 +175,7 @@ class LightspecPlanner:
         if drafts is None:
             self._choice *= 1.0 - CHOICE_SHARE
             if levels is not None:
-                batch = np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
+                batch = np.concatenate((tally, self._estimator.level_tally(levels)))
             last = self._last_budget
             if last is not None and last.fits(batch, drafter, num_requests, available):
                 return last.curve, self._estimator.survival(levels), last.rows

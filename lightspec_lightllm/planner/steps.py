@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 
-from lightspec_lightllm.planner.costs import BudgetCosts, CostModel, draft_terms
+from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.gain import SurvivalMass
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.types import DrafterKind, FloatArray
+from lightspec_lightllm.planner.types import DrafterKind, FloatArray, IntArray
 
 REWARM_ROUNDS = 128
 """Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
@@ -44,7 +43,7 @@ def steps_values(
     Returns:
         float[D], tokens, less the price of the round's time.
     """
-    chained, fills = _terms(kind, legal)
+    chained, fills, steps = _terms(kind, legal)
     ends = budget_ends(num_requests, legal, costs.max_rows)
     chain_rows = num_requests * block if kind == "block" else num_requests
     line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
@@ -55,15 +54,15 @@ def steps_values(
     if mass.ladder:  # drafting more or fewer only moves the end of one and the same gain curve
         value = INNER.loops.ladder_values(mass.value, mass.count, *candidates, budgets.ends, price)
     else:
-        value = INNER.loops.best_values(mass.value, mass.depth, mass.count, np.array(legal), *candidates, price)
+        value = INNER.loops.best_values(mass.value, mass.depth, mass.count, steps, *candidates, price)
     value[0] = -price * budgets.ms_of(num_requests, 0.0)
     return num_requests + value - (price * float(line[chain_rows])) * chained
 
 
 @lru_cache(maxsize=64)
-def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, FloatArray, IntArray]:
     terms = np.array([draft_terms(kind, d) for d in legal])
-    return terms[:, 0], terms[:, 1]
+    return terms[:, 0], terms[:, 1], np.array(legal)
 
 
 @lru_cache(maxsize=1024)

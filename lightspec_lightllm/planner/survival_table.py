@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightspec_lightllm.planner.confidence import BIN_OF_CODE
+from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.gain import GainCurve
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS, CellArray
+from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
+from lightspec_lightllm.planner.survival import CURVE_CELLS, ODDS_STEPS, CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
+
+_WHOLE_OFFSETS: CellArray = np.rint(LEVEL_OFFSETS * ODDS_STEPS).astype(np.int16)
 
 NONE: IntArray = np.zeros(0, dtype=np.int64)
 """No levels, or no proposals, for a loop."""
@@ -37,13 +40,17 @@ class SurvivalTable:
         bins: float[bins], term of each bin of confidences.
         depths: float[K], term of each depth beside a confidence.
         plain: float[K], log-odds by depth of a draft without one.
-        offsets: float[LEVELS], term of each level of requests.
+
+    Attributes:
+        terms: float[NUM_CODES + K] by code, float[K] by depth, float[LEVELS] by level of request.
     """
 
-    def __init__(self, bins: FloatArray, depths: FloatArray, plain: FloatArray, offsets: FloatArray) -> None:
-        self.terms: tuple[FloatArray, FloatArray, FloatArray]
-        self.terms = np.concatenate((bins.take(BIN_OF_CODE), plain - depths)), depths, offsets
-        self._whole = _whole(self.terms[0]), _whole(depths + MOST_ODDS), _whole(offsets)
+    def __init__(self, bins: FloatArray, depths: FloatArray, plain: FloatArray) -> None:
+        terms = np.empty(NUM_CODES + len(depths))
+        rounded = np.empty(len(terms) + len(depths), dtype=np.int16)
+        INNER.loops.whole_terms(bins, depths, plain, terms, rounded)
+        self.terms = terms, depths, LEVEL_OFFSETS
+        self._whole = rounded[: len(terms)], rounded[len(terms) :], _WHOLE_OFFSETS
 
     def drafts(
         self,
@@ -86,7 +93,3 @@ class SurvivalTable:
         if levels is not None:
             odds += of_level.take(levels)
         return 1.0 / (1.0 + np.exp(-odds))
-
-
-def _whole(log_odds: FloatArray) -> CellArray:
-    return np.rint(log_odds * ODDS_STEPS).astype(np.int16)

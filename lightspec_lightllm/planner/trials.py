@@ -9,7 +9,6 @@ import numpy as np
 from lightspec_lightllm.planner.acceptance import Scores
 from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.scale import LEVELS
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 
@@ -90,9 +89,3 @@ def joined_codes(rounds: list[SeenRound], max_draft_steps: int) -> IntArray:
 def at_least(tally: IntArray) -> IntArray:
     """int[.., K]: from how many there are of 0, 1, .. K, how many are at least 1, 2, .. K."""
     return np.add.accumulate(tally[..., :0:-1], axis=-1)[..., ::-1]
-
-
-def by_level(counts: IntArray, levels: IntArray, largest: int) -> IntArray:
-    """int[LEVELS, largest + 1]: how many of ``counts`` are 0, 1, .. largest, by level."""
-    width = largest + 1
-    return np.bincount(levels * width + counts, minlength=LEVELS * width).reshape(LEVELS, width)

@@ -11,10 +11,11 @@ import math
 import numpy as np
 from numba import config, njit, types
 
-from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES
+from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_CODES
 from lightspec_lightllm.planner.loops.plain import HASH, MASS_BINS, MASS_SHARED, ONE_BITS
 from lightspec_lightllm.planner.scale import (
     LEAST_SPREAD,
+    LEVEL_OFFSETS,
     LEVEL_STEP,
     LEVELS,
     MOST_LOG_ODDS,
@@ -24,7 +25,16 @@ from lightspec_lightllm.planner.scale import (
     SPREAD_MEMORY,
     STALE,
 )
-from lightspec_lightllm.planner.survival import BITS, CURVE_CELLS, CURVE_SHARED, CURVE_VALUE, LAST_CELL, SURVIVAL
+from lightspec_lightllm.planner.survival import (
+    BITS,
+    CURVE_CELLS,
+    CURVE_SHARED,
+    CURVE_VALUE,
+    LAST_CELL,
+    MOST_ODDS,
+    ODDS_STEPS,
+    SURVIVAL,
+)
 
 if config.DISABLE_JIT:
     raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
@@ -45,7 +55,8 @@ _table = types.Array(_real, 2, "C", readonly=True)
 # What is written or returned.
 _new_ints, _new_ints_2d = types.Array(_whole, 1, "C"), types.Array(_whole, 2, "C")
 _new_reals, _new_reals_2d = types.Array(_real, 1, "C"), types.Array(_real, 2, "C")
-_new_cells_2d = types.Array(types.int16, 2, "C")
+_new_reals_3d = types.Array(_real, 3, "C")
+_new_cells, _new_cells_2d = types.Array(types.int16, 1, "C"), types.Array(types.int16, 2, "C")
 
 
 def _compiled(result, *arguments):
@@ -116,7 +127,17 @@ def cells(codes, levels, terms, depths, offsets):
     *(_new_ints_2d, _new_reals_2d, _new_reals_2d),
 )
 def read_drafts(
-    confidence, num_depths, proposed, levels, terms, depths, offsets, some_unknown, codes, survival, curve  # noqa: ARG001
+    confidence,
+    num_depths,
+    proposed,
+    levels,
+    terms,
+    depths,
+    offsets,
+    some_unknown,
+    codes,
+    survival,
+    curve,  # noqa: ARG001
 ):
     curve[:] = 0.0
     for i in range(len(confidence)):
@@ -148,56 +169,50 @@ def lay_codes(codes, known, proposed, start):
                 codes[j, start + i] = known[j, i]
 
 
+@njit(cache=True)
+def _sigmoid(log_odds):
+    return 1.0 / (1.0 + math.exp(-log_odds))
+
+
 @_compiled(
-    types.Tuple((_new_ints, _new_ints, _new_ints, _new_ints, _new_reals_2d)),
-    *(_ints, _ints, _ints_2d, _ints, _reals, _reals, _reals),
+    types.Tuple((_whole, _real)),
+    *(_ints, _ints, _ints_2d, _ints, _reals, _reals, _reals, _reals),
+    *(_new_reals_2d, _new_reals_2d, _new_reals_2d),
 )
-def list_trials(trials, accepted, codes, levels, terms, depths, offsets):
-    size = 0
+def score_trials(trials, accepted, codes, levels, terms, depths, offsets, neutral, by_bin, by_depth, by_request):
+    num_known, likelier = 0, 0.0
     for i in range(len(trials)):
         for j in range(trials[i]):
-            size += codes[j, i] < NUM_CODES
-    request, depth, code, right = (
-        np.empty(size, dtype=np.int64),
-        np.empty(size, dtype=np.int64),
-        np.empty(size, dtype=np.int64),
-        np.empty(size, dtype=np.int64),
-    )
-    odds = np.empty((2, size))
-    at = 0
-    for i in range(len(trials)):
-        for j in range(trials[i]):
-            if codes[j, i] >= NUM_CODES:
+            code = codes[j, i]
+            if code >= NUM_CODES:
                 continue
-            request[at], depth[at], code[at] = i, j, codes[j, i]
-            right[at] = trials[i] != accepted[i] or j < trials[i] - 1
-            plain = terms[codes[j, i]] + depths[j]
-            odds[0, at] = -plain
-            odds[1, at] = -(plain + offsets[levels[i]]) if len(levels) else -plain
-            at += 1
-    return request, depth, code, right, odds
+            num_known += 1
+            odds = terms[code] + depths[j]
+            told = expected = _sigmoid(odds)
+            if len(levels):
+                expected = _sigmoid(odds + offsets[levels[i]])
+            wrong = 1 if trials[i] == accepted[i] and j == trials[i] - 1 else 0
+            residual, information = (1 - wrong) - expected, expected * max(1.0 - expected, LEAST_SPREAD)
+            of_bin = BIN_OF_CODE[code]
+            by_bin[0, of_bin] += residual
+            by_bin[1, of_bin] += information
+            by_depth[0, j] += residual
+            by_depth[1, j] += information
+            by_request[0, i] += residual
+            by_request[1, i] += information
+            likelier += math.log(abs(wrong - told) / abs(wrong - neutral[j]))
+    return num_known, likelier
 
 
-@_compiled(
-    types.Tuple((_new_reals_2d, _new_reals_2d, _new_reals_2d, _new_reals)),
-    *(_ints, _ints, _ints, _ints, _reals_2d, _reals, _whole),
-)
-def score_trials(request, depth, code, right, odds, neutral, num_requests):
-    by_bin, by_depth = np.zeros((2, NUM_BINS)), np.zeros((2, len(neutral)))
-    by_request, ratio = np.zeros((2, num_requests)), np.empty(len(request))
-    for t in range(len(request)):
-        told, expected = 1.0 / (1.0 + odds[0, t]), 1.0 / (1.0 + odds[1, t])
-        residual, information = right[t] - expected, expected * max(1.0 - expected, LEAST_SPREAD)
-        of_bin, j, i = BIN_OF_CODE[code[t]], depth[t], request[t]
-        by_bin[0, of_bin] += residual
-        by_bin[1, of_bin] += information
-        by_depth[0, j] += residual
-        by_depth[1, j] += information
-        by_request[0, i] += residual
-        by_request[1, i] += information
-        wrong = 1 - right[t]
-        ratio[t] = abs(wrong - told) / abs(wrong - neutral[j])
-    return by_bin, by_depth, by_request, ratio
+@_compiled(types.none, *(_reals, _reals, _reals, _new_reals, _new_cells))
+def whole_terms(bins, depths, plain, terms, rounded):
+    for code in range(NUM_CODES):
+        terms[code] = bins[BIN_OF_CODE[code]]
+    for j in range(len(depths)):
+        terms[NUM_CODES + j] = plain[j] - depths[j]
+        rounded[len(terms) + j] = np.int16(np.rint((depths[j] + MOST_ODDS) * ODDS_STEPS))
+    for code in range(len(terms)):
+        rounded[code] = np.int16(np.rint(terms[code] * ODDS_STEPS))
 
 
 # --- what is learned --------------------------------------------------------------------------------------------------
@@ -243,6 +258,56 @@ def level_scores(trials, accepted, levels, acceptance, expected):
     return by_depth, by_request
 
 
+@_compiled(types.none, *(_reals, _new_reals_2d, _new_reals_2d, _new_reals_3d, _new_reals, _new_ints_2d))
+def level_table(log_odds, acceptance, survival, expected, value, place):
+    most = len(log_odds)
+    expected[:, :, 0] = 0.0
+    for level in range(LEVELS):
+        surviving = 1.0
+        for j in range(most):
+            likely = _sigmoid(LEVEL_OFFSETS[level] + log_odds[j])
+            surviving *= likely
+            acceptance[level, j], survival[level, j] = likely, surviving
+            expected[0, level, j + 1] = expected[0, level, j] + likely
+            expected[1, level, j + 1] = expected[1, level, j] + likely * max(1.0 - likely, LEAST_SPREAD)
+    reached = np.zeros(LEVELS, dtype=np.int64)
+    for k in range(len(value)):  # survivals of a level are in order: the highest of their heads is next
+        best = -1
+        for level in range(LEVELS):
+            if reached[level] < most and (best < 0 or survival[level, reached[level]] > survival[best, reached[best]]):
+                best = level
+        value[k] = survival[best, reached[best]]
+        reached[best] += 1
+        place[0, k], place[1, k] = best, reached[best]
+
+
+@_compiled(types.none, *(_ints, _ints, _reals, _ints_2d, _new_reals_2d))
+def level_curve(counts, levels, value, place, curve):
+    most = len(value) // LEVELS
+    reach = np.zeros((LEVELS, most + 1), dtype=np.int64)
+    for i in range(len(counts)):
+        reach[levels[i], counts[i]] += 1
+    for level in range(LEVELS):
+        for j in range(most - 1, -1, -1):
+            reach[level, j] += reach[level, j + 1]
+    curve[:, 0] = 0.0
+    for k in range(len(value)):
+        count = reach[place[0, k], place[1, k]]
+        curve[0, k + 1] = curve[0, k] + count
+        curve[1, k + 1] = curve[1, k] + count * value[k]
+
+
+@_compiled(_new_reals_2d, _reals)
+def acceptances(log_odds):
+    found = np.empty((2, len(log_odds)))
+    surviving = 1.0
+    for j in range(len(log_odds)):
+        found[0, j] = _sigmoid(log_odds[j])
+        surviving *= found[0, j]
+        found[1, j] = surviving
+    return found
+
+
 @njit(cache=True)
 def _blend(value, info, read, residual, information):
     for k in range(len(value)):
@@ -260,9 +325,7 @@ def _mean_rise(after, before, information):
     return rise / (total + 1e-9)
 
 
-@_compiled(
-    types.Tuple((_new_reals, _real)), *(_new_reals, _new_reals, _reals, _reals, _reals, _real, _real, _real)
-)
+@_compiled(types.Tuple((_new_reals, _real)), *(_new_reals, _new_reals, _reals, _reals, _reals, _real, _real, _real))
 def learn_depths(value, info, before, residual, information, memory, prior, strength):
     for k in range(len(value)):
         info[k] *= math.exp((information[k] + 0.125 * information[0]) / -memory)
@@ -334,74 +397,71 @@ def find_entries(ids, owner, offset, info, level, bits):
     return entries
 
 
-@_compiled(
-    types.Tuple((_new_ints, _new_reals_2d, _new_reals)), *(_ints, _reals, _reals, _real, _real, _ints, _new_ints)
-)
-def offset_scores(ids, residual, information, rise, memory, owner, position):
+@njit(cache=True)
+def _by_entry(ids, residual, information, owner, position):
     bits = 0
     while 1 << bits < len(owner):
         bits += 1
     entries = _hashed(ids, bits)
-    last = np.full(len(ids), -1, dtype=np.int64)  # of the request's place: where its entry stands for the last time
     for i in range(len(ids)):
         if owner[entries[i]] == ids[i]:
             position[entries[i]] = i
     size = 0
-    for i in range(len(ids)):
-        if owner[entries[i]] == ids[i]:
-            last[i] = position[entries[i]]
-            size += last[i] == i
+    for i in range(len(ids)):  # where an entry stands for the last time is its place
+        if owner[entries[i]] == ids[i] and position[entries[i]] == i:
+            size += 1
     found, scores, place = np.empty(size, dtype=np.int64), np.zeros((2, size)), 0
     for i in range(len(ids)):
-        if last[i] == i:
+        if owner[entries[i]] == ids[i] and position[entries[i]] == i:
             found[place] = entries[i]
-            position[entries[i]] = place
             place += 1
+    for place in range(size):
+        position[found[place]] = place
     for i in range(len(ids)):
-        if last[i] >= 0:
-            place = position[entries[i]]
-            scores[0, place] += residual[i]
-            scores[1, place] += information[i]
-    total = 0.0
-    for place in range(size):
-        scores[0, place] -= scores[1, place] * rise
-        total += scores[1, place]
-    stale = STALE * total / max(size, 1)
-    exponents = np.empty(size)
-    for place in range(size):
-        exponents[place] = max(scores[1, place], stale) / -memory
-    return found, scores, exponents
+        if owner[entries[i]] == ids[i]:
+            scores[0, position[entries[i]]] += residual[i]
+            scores[1, position[entries[i]]] += information[i]
+    return found, scores
 
 
 @_compiled(
     types.UniTuple(_real, 3),
-    *(_ints, _reals_2d, _reals, _new_reals, _new_reals, _new_ints, types.UniTuple(_real, 3)),
+    *(_ints, _reals, _reals, _real, _real, _ints, _new_ints, _new_reals, _new_reals, _new_ints),
+    types.UniTuple(_real, 3),
 )
-def learn_offsets(entries, scores, keep, offset, info, level, spread):
+def learn_offsets(ids, residual, information, rise, memory, owner, position, offset, info, level, spread):
+    entries, scores = _by_entry(ids, residual, information, owner, position)
+    size = len(entries)
+    if not size:
+        return spread
     excess, weight, prior = spread
+    stale = 0.0
+    for k in range(size):
+        stale += scores[1, k]
+    stale = STALE * stale / size
     summed_info = weighted = 0.0
-    for k in range(len(entries)):
-        entry, information = entries[k], scores[1, k]
+    for k in range(size):
+        entry, told = entries[k], scores[1, k]
         old, value = info[entry], offset[entry]
         read = old * value / (old + prior)
-        total = old * keep[k] + information
-        value += (information * (read - value) + scores[0, k]) / (total + 1e-9)
+        total = old * math.exp(max(told, stale) / -memory) + told
+        value += (told * (read - value) + (scores[0, k] - told * rise)) / (total + 1e-9)
         value = min(max(value, -MOST_LOG_ODDS), MOST_LOG_ODDS)
         info[entry], offset[entry] = total, value
         summed_info += total
         weighted += value * total
-    if len(entries) > 1:
+    if size > 1:
         summed_info += 1e-9
         mean, differing = weighted / summed_info, 0.0
-        for k in range(len(entries)):
+        for k in range(size):
             deviation = offset[entries[k]] - mean
             differing += deviation * deviation * info[entries[k]]
-        count = len(entries) - 1.0
+        count = size - 1.0
         share = SPREAD_MEMORY / (SPREAD_MEMORY + count)
         excess = share * excess + (1.0 - share) * (differing - count)
         weight = share * weight + (1.0 - share) * summed_info
         prior = 1.0 / min(max(excess / weight, 0.01), 2.0)
-    for k in range(len(entries)):
+    for k in range(size):
         total, value = info[entries[k]], offset[entries[k]]
         read = np.rint(total * value / (total + prior) / LEVEL_STEP) + NEUTRAL_LEVEL
         level[entries[k]] = np.int64(min(max(read, 0.0), LEVELS - 1.0))

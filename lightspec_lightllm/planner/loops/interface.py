@@ -59,7 +59,7 @@ class Loops(Protocol):
     def lay_codes(self, codes: IntArray, known: IntArray, proposed: IntArray, start: int, /) -> None:
         """Write one round's int[D, N] codes into int[K, M] from request ``start`` on, as far as drafts were proposed."""
 
-    def list_trials(
+    def score_trials(
         self,
         trials: IntArray,
         accepted: IntArray,
@@ -68,28 +68,23 @@ class Loops(Protocol):
         terms: FloatArray,
         depths: FloatArray,
         offsets: FloatArray,
-        /,
-    ) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]:
-        """The trials with known confidence of int[M] requests one by one: int[T] request, depth, code, and 1 if it was
-        accepted; and float[2, T], their negative log-odds without and with the levels' offsets."""
-
-    def score_trials(
-        self,
-        request: IntArray,
-        depth: IntArray,
-        code: IntArray,
-        right: IntArray,
-        odds: FloatArray,
         neutral: FloatArray,
-        num_requests: int,
+        by_bin: FloatArray,
+        by_depth: FloatArray,
+        by_request: FloatArray,
         /,
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Residual and information of trials as float[2, bins], float[2, K] and float[2, M]; and float[T], by how much
-        likelier what happened was with confidences than by float[K] ``neutral`` acceptances alone.
+    ) -> tuple[int, float]:
+        """How many trials of int[M] requests have a known confidence, of int[K, M] codes; and the log-likelihood ratio of
+        what happened, by confidences rather than by float[K] ``neutral`` acceptances alone.
 
-        Args:
-            odds: float[2, T], against acceptance, without and with the levels' offsets.
+        Adds their residual and information to float[2, bins], float[2, K] and float[2, M].
         """
+
+    def whole_terms(
+        self, bins: FloatArray, depths: FloatArray, plain: FloatArray, terms: FloatArray, rounded: CellArray, /
+    ) -> None:
+        """Fill float[NUM_CODES + K] ``terms`` by code, of confidences by bin and then of drafts without one, ``plain``
+        less the depth's own; and int16[NUM_CODES + 2 K] ``rounded``, these and the depths' in whole numbers."""
 
     # --- what is learned ----------------------------------------------------------------------------------------------
 
@@ -111,6 +106,27 @@ class Loops(Protocol):
             acceptance: float[LEVELS, K].
             expected: float[2, LEVELS, K + 1], what the first 0, 1, .. K trials of a request bring and tell.
         """
+
+    def level_table(
+        self,
+        log_odds: FloatArray,
+        acceptance: FloatArray,
+        survival: FloatArray,
+        expected: FloatArray,
+        value: FloatArray,
+        place: IntArray,
+        /,
+    ) -> None:
+        """Fill a `LevelTable` of float[K] log-odds: float[LEVELS, K] each; float[2, LEVELS, K + 1]; and in the order of
+        the table float[LEVELS * K] and int[2, LEVELS * K], level and depth from 1."""
+
+    def level_curve(
+        self, counts: IntArray, levels: IntArray, value: FloatArray, place: IntArray, curve: FloatArray, /
+    ) -> None:
+        """Fill float[2, LEVELS * K + 1], rows and gains of the curve of int[N] drafts in the order of a table."""
+
+    def acceptances(self, log_odds: FloatArray, /) -> FloatArray:
+        """float[2, K]: acceptances and survivals of float[K] log-odds."""
 
     def learn_depths(
         self,
@@ -150,7 +166,7 @@ class Loops(Protocol):
     ) -> IntArray:
         """int[N], entries of requests in tables of ``2 ** bits``, cleared for those that are new."""
 
-    def offset_scores(
+    def learn_offsets(
         self,
         ids: IntArray,
         residual: FloatArray,
@@ -159,24 +175,18 @@ class Loops(Protocol):
         memory: float,
         owner: IntArray,
         position: IntArray,
-        /,
-    ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Entries without repetition of the requests that still hold theirs; float[2, entries], their residual beside
-        the mean rise and their information; and the exponents by which what was known of them is to be forgotten."""
-
-    def learn_offsets(
-        self,
-        entries: IntArray,
-        scores: FloatArray,
-        keep: FloatArray,
         offset: FloatArray,
         info: FloatArray,
         level: IntArray,
         spread: tuple[float, float, float],
         /,
     ) -> tuple[float, float, float]:
-        """Take scores into the tables, and into excess, weight and prior of the spread of requests (see
-        `RequestOffsets`)."""
+        """Take what trials say of int[M] requests, of which some may be the same, into their tables, and into excess,
+        weight and prior of the spread of requests (see `RequestOffsets`).
+
+        Args:
+            position: room to work in, as large as the tables.
+        """
 
     # --- the two stages -----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """The inner loops in numpy: what `compiled` must equal bit for bit (shapes and meaning: `interface`).
 
-Sums that a compiled loop repeats are from first to last (`in_order`), not numpy's own, whose order is its own affair;
-and exponentials of few numbers are the C library's (`exponential`), not numpy's, which rounds otherwise. Those of many
-are taken by the caller, between two loops.
+Sums are from first to last (`in_order`), not numpy's own, whose order is its own affair; exponentials and logarithms are
+the C library's (`exponential`), as compiled code calls them, not numpy's, which round otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import numpy as np
 
 from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.scale import (
+    LEVEL_OFFSETS,
     LEVEL_STEP,
     LEVELS,
     MOST_LOG_ODDS,
@@ -30,7 +30,9 @@ from lightspec_lightllm.planner.survival import (
     CURVE_CELLS,
     CURVE_SHARED,
     CURVE_VALUE,
+    MOST_ODDS,
     NO_DRAFT,
+    ODDS_STEPS,
     CellArray,
     survival_of,
 )
@@ -177,7 +179,7 @@ def lay_codes(codes: IntArray, known: IntArray, proposed: IntArray, start: int) 
     np.copyto(part, known, where=np.arange(len(known))[:, None] < proposed)
 
 
-def list_trials(
+def score_trials(
     trials: IntArray,
     accepted: IntArray,
     codes: IntArray,
@@ -185,7 +187,27 @@ def list_trials(
     terms: FloatArray,
     depths: FloatArray,
     offsets: FloatArray,
-) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]:
+    neutral: FloatArray,
+    by_bin: FloatArray,
+    by_depth: FloatArray,
+    by_request: FloatArray,
+) -> tuple[int, float]:
+    request, depth, code, right = _single_trials(trials, accepted, codes)
+    odds = terms.take(code) + depths.take(depth)
+    told = expected = _sigmoid(odds)
+    if len(levels):
+        expected = _sigmoid(odds + offsets.take(levels.take(request)))
+    residual, information = right - expected, information_of(expected)
+    by_bin += summed(BIN_OF_CODE.take(code), residual, information, NUM_BINS)
+    by_depth += summed(depth, residual, information, len(neutral))
+    by_request += summed(request, residual, information, len(trials))
+    wrong = 1 - right
+    ratio = np.abs(wrong - told) / np.abs(wrong - neutral.take(depth))
+    return len(code), in_order(np.array([math.log(value) for value in ratio.tolist()]))
+
+
+def _single_trials(trials: IntArray, accepted: IntArray, codes: IntArray) -> tuple[IntArray, ...]:
+    """int[T] request, depth from 0, code, and whether it was accepted, of each trial with a known confidence."""
     ends = np.add.accumulate(trials)
     request = np.repeat(np.arange(len(trials)), trials)
     depth = np.arange(len(request))
@@ -195,34 +217,15 @@ def list_trials(
     right[ends[trials == accepted] - 1] = 0
     code = codes.ravel().take(depth * len(trials) + request)
     known = code < NUM_CODES
-    if not known.all():
-        request, depth, code, right = request[known], depth[known], code[known], right[known]
-    odds = np.empty((2, len(request)))
-    np.add(terms.take(code), depths.take(depth), out=odds[0])
-    odds[1] = odds[0]
-    if len(levels):
-        odds[1] += offsets.take(levels.take(request))
-    return request, depth, code, right, np.negative(odds, out=odds)
+    found = request, depth, code, right
+    return found if known.all() else tuple(part[known] for part in found)
 
 
-def score_trials(
-    request: IntArray,
-    depth: IntArray,
-    code: IntArray,
-    right: IntArray,
-    odds: FloatArray,
-    neutral: FloatArray,
-    num_requests: int,
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    told, expected = 1.0 / (1.0 + odds)
-    residual, information = right - expected, information_of(expected)
-    wrong = 1 - right
-    return (
-        summed(BIN_OF_CODE.take(code), residual, information, NUM_BINS),
-        summed(depth, residual, information, len(neutral)),
-        summed(request, residual, information, num_requests),
-        np.abs(wrong - told) / np.abs(wrong - neutral.take(depth)),
-    )
+def whole_terms(bins: FloatArray, depths: FloatArray, plain: FloatArray, terms: FloatArray, rounded: CellArray) -> None:
+    terms[:NUM_CODES] = bins.take(BIN_OF_CODE)
+    terms[NUM_CODES:] = plain - depths
+    rounded[: len(terms)] = np.rint(terms * ODDS_STEPS)
+    rounded[len(terms) :] = np.rint((depths + MOST_ODDS) * ODDS_STEPS)
 
 
 # --- what is learned --------------------------------------------------------------------------------------------------
@@ -250,6 +253,42 @@ def level_scores(
 def _num_at_least(counts: IntArray, most: int) -> IntArray:
     """int[most]: how many of ``counts`` in 0..most are at least 1, 2, .. most."""
     return np.add.accumulate(np.bincount(counts, minlength=most + 1)[:0:-1])[::-1]
+
+
+def level_table(
+    log_odds: FloatArray,
+    acceptance: FloatArray,
+    survival: FloatArray,
+    expected: FloatArray,
+    value: FloatArray,
+    place: IntArray,
+) -> None:
+    num_depths = len(log_odds)
+    acceptance[:] = _sigmoid((LEVEL_OFFSETS[:, None] + log_odds).ravel()).reshape(LEVELS, num_depths)
+    np.multiply.accumulate(acceptance, axis=1, out=survival)
+    expected[:, :, 0] = 0.0
+    np.add.accumulate(acceptance, axis=1, out=expected[0, :, 1:])
+    np.add.accumulate(information_of(acceptance), axis=1, out=expected[1, :, 1:])
+    order = np.argsort(-survival, axis=None, kind="stable")
+    value[:] = survival.ravel()[order]
+    np.divmod(order, num_depths, out=(place[0], place[1]))
+    place[1] += 1
+
+
+def level_curve(counts: IntArray, levels: IntArray, value: FloatArray, place: IntArray, curve: FloatArray) -> None:
+    width = len(value) // LEVELS + 1
+    tally = np.bincount(levels * width + counts, minlength=LEVELS * width).reshape(LEVELS, width)
+    reach = np.add.accumulate(tally[:, ::-1], axis=1)[:, ::-1]
+    curve[:] = curve_of(reach[place[0], place[1]], value)
+
+
+def acceptances(log_odds: FloatArray) -> FloatArray:
+    likely = _sigmoid(log_odds)
+    return np.stack((likely, np.multiply.accumulate(likely)))
+
+
+def _sigmoid(log_odds: FloatArray) -> FloatArray:
+    return 1.0 / (1.0 + exponential(-log_odds))
 
 
 def learn_depths(
@@ -340,7 +379,7 @@ def find_entries(
     return entries
 
 
-def offset_scores(
+def learn_offsets(
     ids: IntArray,
     residual: FloatArray,
     information: FloatArray,
@@ -348,38 +387,20 @@ def offset_scores(
     memory: float,
     owner: IntArray,
     position: IntArray,
-) -> tuple[IntArray, FloatArray, FloatArray]:
-    entries = hashed(ids, len(owner).bit_length() - 1)
-    held = owner.take(entries) == ids
-    if not held.all():
-        entries, residual, information = entries[held], residual[held], information[held]
-    positions = np.arange(len(entries))
-    position[entries] = positions
-    last = position.take(entries)  # where the same entry stands for the last time
-    kept = (last == positions).nonzero()[0]
-    scores = np.stack((residual, information))
-    if len(kept) < len(entries):
-        entries, scores = entries.take(kept), summed(last, residual, information, len(entries)).take(kept, axis=1)
-    scores[0] -= scores[1] * rise
-    stale = STALE * in_order(scores[1]) / max(len(entries), 1)
-    return entries, scores, np.maximum(scores[1], stale) / -memory
-
-
-def learn_offsets(
-    entries: IntArray,
-    scores: FloatArray,
-    keep: FloatArray,
     offset: FloatArray,
     info: FloatArray,
     level: IntArray,
     spread: tuple[float, float, float],
 ) -> tuple[float, float, float]:
+    entries, residual, information = _by_entry(ids, residual, information, owner, position)
+    if not len(entries):
+        return spread
     excess, weight, prior = spread
-    residual, information = scores
     old, value = info[entries], offset[entries]
     read = old * value / (old + prior)
-    total = old * keep + information
-    value += (information * (read - value) + residual) / (total + 1e-9)
+    stale = STALE * in_order(information) / len(entries)
+    total = old * exponential(np.maximum(information, stale) / -memory) + information
+    value += (information * (read - value) + (residual - information * rise)) / (total + 1e-9)
     np.minimum(np.maximum(value, -MOST_LOG_ODDS, out=value), MOST_LOG_ODDS, out=value)
     if len(entries) > 1:
         # How much the requests of a batch differ. What they have in common says nothing of it.
@@ -395,6 +416,25 @@ def learn_offsets(
     offset[entries] = value
     level[entries] = np.minimum(np.maximum(read, 0, out=read), LEVELS - 1, out=read)
     return excess, weight, prior
+
+
+def _by_entry(
+    ids: IntArray, residual: FloatArray, information: FloatArray, owner: IntArray, position: IntArray
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Entries without repetition, with the residual and the information of each: scores added up. Requests that lost
+    their entry to another since are left out."""
+    entries = hashed(ids, len(owner).bit_length() - 1)
+    held = owner.take(entries) == ids
+    if not held.all():
+        entries, residual, information = entries[held], residual[held], information[held]
+    positions = np.arange(len(entries))
+    position[entries] = positions
+    last = position.take(entries)  # where the same entry stands for the last time
+    kept = (last == positions).nonzero()[0]
+    if len(kept) == len(entries):
+        return entries, residual, information
+    residual, information = sums(last, residual, len(entries)), sums(last, information, len(entries))
+    return entries.take(kept), residual.take(kept), information.take(kept)
 
 
 # --- the two stages ---------------------------------------------------------------------------------------------------
@@ -460,5 +500,3 @@ def best_values(
     at = np.minimum(extra, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
     return cast(FloatArray, (gain - price * ms).max(axis=1))
-
-

@@ -231,7 +231,7 @@ class AcceptanceEstimator:
         """Note one round. Several are taken in together; the first ones at once. For a large batch that is spread: a
         part of the work is done with every round that follows."""
         num_requests = len(seen.trials)
-        if seen.codes is not None and self._rounds and int(np.add.reduce(seen.trials)) >= SCORED_TRIALS:
+        if seen.codes is not None and self._rounds and seen.num_trials >= SCORED_TRIALS:
             self._rounds[-1] = self._rounds[-1].without_codes()  # nobody will look at them
         self._rounds.append(seen)
         self._go_on(num_requests)
@@ -303,7 +303,8 @@ class AcceptanceEstimator:
             scores += by_depth
             requests = Scores(ids, *by_request)
         yield
-        return Learned(*scores, self._marginal.learn(*scores), requests)
+        residual, information = scores
+        return Learned(residual, information, self._marginal.learn(residual, information), requests)
 
     def _learn_calibrated(
         self, rounds: list[SeenRound]
@@ -320,7 +321,7 @@ class AcceptanceEstimator:
             if num_trials >= SCORED_TRIALS:
                 break
             chosen.append(seen)
-            num_trials += int(np.add.reduce(seen.trials))
+            num_trials += seen.num_trials
         codes, proposed = joined_codes(chosen, self.max_draft_steps), joined([seen.proposed for seen in chosen])
         ids = levels = None
         if self.trusts_confidence and all(seen.request_ids is not None for seen in chosen):

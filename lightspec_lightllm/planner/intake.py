@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -160,7 +160,7 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: 
 def _whole(name: str, values: object) -> IntArray:
     """One whole number per request, a copy."""
     if type(values) is np.ndarray and values.dtype is _NO_COUNTS.dtype and values.ndim == 1:
-        return values.copy()
+        return cast(IntArray, values.copy())
     try:
         array = np.asarray(values)
     except ValueError:

@@ -247,7 +247,8 @@ class LightspecPlanner:
         Only as many depths are read as some request proposes."""
         context = view.context_tokens
         if not isinstance(context, NUMBERS):
-            context = float(np.add.reduce(context, axis=None)) / (np.size(context) or math.nan)
+            context = np.asarray(context)
+            context = float(np.add.reduce(context, axis=None)) / (context.size or math.nan)
         if not 0.0 <= context < math.inf:
             raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
         if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
@@ -260,7 +261,7 @@ class LightspecPlanner:
         self.counters.unknown_confidences += num_unknown
         if not self._estimator.trusts_confidence:
             return levels, None, None
-        deepest = int(tally.nonzero()[0][-1])
+        deepest = len(tally) - 1 if tally[-1] else int(tally.nonzero()[0][-1])
         ragged = None if tally[deepest] == len(proposed) else proposed
         drafts = self._estimator.drafts(
             confidence, deepest, proposed=ragged, levels=levels, some_unknown=num_unknown > 0
@@ -371,7 +372,9 @@ class LightspecPlanner:
         surprise = self._estimator.surprise(trials, outcome.accepted) if feedback.plan.probe else 0.0
         codes = self._codes(feedback, outcome)
         if num_trials or codes is not None:
-            self._estimator.learn(SeenRound(trials, outcome.accepted, outcome.proposed, outcome.request_ids, codes))
+            self._estimator.learn(
+                SeenRound(trials, num_trials, outcome.accepted, outcome.proposed, outcome.request_ids, codes)
+            )
         else:
             self._estimator.pass_round(len(trials))
         self.counters.changes = self._estimator.changes

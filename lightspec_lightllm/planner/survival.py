@@ -9,8 +9,6 @@ All of these fit into 16 bits, which makes them quick to add.
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 
@@ -45,7 +43,7 @@ SURVIVAL: FloatArray = np.append(np.exp2(-np.arange(LAST_CELL) / BIT_STEPS), 0.0
 
 def survival_of(cells: CellArray) -> FloatArray:
     """Probability that drafts in these cells and all before them are accepted."""
-    return cast(FloatArray, SURVIVAL.take(cells, mode="clip"))
+    return SURVIVAL.take(cells, mode="clip")
 
 
 CURVE_SHARED = 3

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import Scores
-from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
@@ -32,6 +31,7 @@ class SeenRound(NamedTuple):
 
     Attributes:
         trials: int[N], drafts verified whose predecessors were all accepted.
+        num_trials: their sum.
         accepted: int[N], accept lengths, ``trials <= accepted <= trials + 1``.
         proposed: int[N], drafts that were up for verification.
         request_ids: int[N] or None.
@@ -39,6 +39,7 @@ class SeenRound(NamedTuple):
     """
 
     trials: IntArray
+    num_trials: int
     accepted: IntArray
     proposed: IntArray
     request_ids: IntArray | None
@@ -78,7 +79,6 @@ def joined_codes(rounds: list[SeenRound], max_draft_steps: int) -> IntArray:
     """int[K, M]: codes of rounds that all have some, one after the other; unknown where nothing was proposed."""
     proposed = joined([seen.proposed for seen in rounds])
     codes = np.empty((max_draft_steps, len(proposed)), dtype=np.int64)
-    codes[:] = np.arange(NUM_CODES, NUM_CODES + max_draft_steps)[:, None]
     at = 0
     for seen in rounds:
         INNER.loops.lay_codes(codes, cast(IntArray, seen.codes), seen.proposed, at)

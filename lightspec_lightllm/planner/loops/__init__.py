@@ -1,4 +1,4 @@
-"""The planner's inner loops over requests and drafts, each twice: in numpy (`plain`), and compiled by numba (`compiled`).
+"""The planner's inner loops over requests and drafts, each twice: in numpy (`plain`), compiled by numba (`compiled`).
 
 Both give the same results bit for bit: whole numbers, or the same floating-point operations in the same order. Numpy's
 is what is meant; the compiled one only takes less time, and is used where numba is installed (extra ``fast``).

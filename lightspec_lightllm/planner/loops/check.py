@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,8 +18,9 @@ _REQUESTS, _DEPTHS, _BITS = 67, 15, 5
 
 
 def spread(*shape: int, start: float = 0.5) -> FloatArray:
-    """Numbers in 0..1 that are spread evenly and follow no order: multiples of the golden ratio, without a generator."""
-    return (start + np.arange(int(np.prod(shape))) * 0.6180339887498949).reshape(shape) % 1.0
+    """Numbers in 0..1, spread evenly and in no order: multiples of the golden ratio, without a generator."""
+    numbers = (start + np.arange(math.prod(shape)) * 0.6180339887498949) % 1.0
+    return cast(FloatArray, numbers.reshape(shape))
 
 
 def compare(plain: Loops, compiled: Loops) -> None:
@@ -93,7 +95,7 @@ def samples() -> dict[str, tuple[Any, ...]]:
         ),
         "level_curve": (
             *(proposed, levels, spread(LEVELS * _DEPTHS)),
-            np.stack(np.divmod(np.arange(LEVELS * _DEPTHS) * 7 % (LEVELS * _DEPTHS), _DEPTHS)) + [[0], [1]],
+            np.stack(np.divmod(np.arange(LEVELS * _DEPTHS) * 7 % (LEVELS * _DEPTHS), _DEPTHS)) + np.array([[0], [1]]),
             np.zeros((2, LEVELS * _DEPTHS + 1)),
         ),
         "acceptances": (depths,),

@@ -32,11 +32,12 @@ from lightspec_lightllm.planner.survival import (
     CURVE_VALUE,
     LAST_CELL,
     MOST_ODDS,
+    NO_DRAFT,
     ODDS_STEPS,
     SURVIVAL,
 )
 
-if config.DISABLE_JIT:
+if vars(config)["DISABLE_JIT"]:
     raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
 
 _whole, _real, _truth = types.int64, types.float64, types.boolean
@@ -137,36 +138,43 @@ def read_drafts(
     some_unknown,
     codes,
     survival,
-    curve,  # noqa: ARG001
+    curve,
 ):
-    curve[:] = 0.0
-    for i in range(len(confidence)):
-        cell = 0
-        offset = np.int64(offsets[levels[i]]) if len(levels) else 0
-        deepest = min(proposed[i], num_depths) if len(proposed) else num_depths
-        for j in range(num_depths):
+    num_requests = len(confidence)
+    cells = np.zeros(num_requests, dtype=np.int64)
+    offset = np.zeros(num_requests, dtype=np.int64)
+    count = np.zeros(CURVE_CELLS + 1, dtype=np.int64)
+    if len(levels):
+        for i in range(num_requests):
+            offset[i] = offsets[levels[i]]
+    # Depth by depth and step by step: short loops that the compiler turns into vectors.
+    for j in range(num_depths):
+        for i in range(num_requests):
             scaled = confidence[i, j] * (NUM_CODES - 1)
-            code = NUM_CODES + j if math.isnan(scaled) else np.int64(scaled)
-            codes[j, i] = code
-            if j < deepest:
-                cell += _bits(terms[code] + depths[j] + offset)
-                survival[j, i] = SURVIVAL[min(cell, LAST_CELL)]
-                if cell >> CURVE_SHARED < CURVE_CELLS:
-                    curve[0, 1 + (cell >> CURVE_SHARED)] += 1.0
-            else:
-                survival[j, i] = 0.0
+            codes[j, i] = NUM_CODES + j if some_unknown and math.isnan(scaled) else np.int64(scaled)
+        depth = np.int64(depths[j])
+        for i in range(num_requests):
+            cells[i] += _bits(terms[codes[j, i]] + depth + offset[i])
+        if len(proposed):
+            for i in range(num_requests):
+                if j >= proposed[i]:
+                    cells[i] = NO_DRAFT
+        for i in range(num_requests):
+            survival[j, i] = SURVIVAL[min(cells[i], LAST_CELL)]
+        for i in range(num_requests):
+            count[min(cells[i] >> CURVE_SHARED, CURVE_CELLS)] += 1
     survival[num_depths:] = 0.0
+    curve[:, 0] = 0.0
     for k in range(CURVE_CELLS):
-        curve[1, k + 1] = curve[1, k] + curve[0, k + 1] * CURVE_VALUE[k]
-        curve[0, k + 1] += curve[0, k]
+        curve[0, k + 1] = curve[0, k] + count[k]
+        curve[1, k + 1] = curve[1, k] + count[k] * CURVE_VALUE[k]
 
 
 @_compiled(types.none, _new_ints_2d, _ints_2d, _ints, _whole)
 def lay_codes(codes, known, proposed, start):
-    for j in range(len(known)):
+    for j in range(len(codes)):
         for i in range(len(proposed)):
-            if j < proposed[i]:
-                codes[j, start + i] = known[j, i]
+            codes[j, start + i] = known[j, i] if j < len(known) and j < proposed[i] else NUM_CODES + j
 
 
 @njit(cache=True)

@@ -57,7 +57,7 @@ class Loops(Protocol):
         """
 
     def lay_codes(self, codes: IntArray, known: IntArray, proposed: IntArray, start: int, /) -> None:
-        """Write one round's int[D, N] codes into int[K, M] from request ``start`` on, as far as drafts were proposed."""
+        """Write one round's int[D, N] codes into int[K, M] from ``start`` on: unknown past what was proposed."""
 
     def score_trials(
         self,
@@ -74,8 +74,8 @@ class Loops(Protocol):
         by_request: FloatArray,
         /,
     ) -> tuple[int, float]:
-        """How many trials of int[M] requests have a known confidence, of int[K, M] codes; and the log-likelihood ratio of
-        what happened, by confidences rather than by float[K] ``neutral`` acceptances alone.
+        """How many trials of int[M] requests have a known confidence, of int[K, M] codes; and the log-likelihood ratio
+        of what happened, by confidences rather than by float[K] ``neutral`` acceptances alone.
 
         Adds their residual and information to float[2, bins], float[2, K] and float[2, M].
         """
@@ -208,8 +208,8 @@ class Loops(Protocol):
         it count. Of equals the least."""
 
     def expected_drafts(self, cells: CellArray, num_requests: int, /) -> tuple[FloatArray, IntArray, FloatArray]:
-        """Value, depth and count of the drafts of N requests, by int16[K, M] cells of requests like them, in bins half a
-        bit of survival wide; the likeliest first."""
+        """Value, depth and count of the drafts of N requests, by int16[K, M] cells of requests like them, in bins half
+        a bit of survival wide; the likeliest first."""
 
     def ladder_values(
         self,

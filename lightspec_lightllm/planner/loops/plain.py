@@ -1,7 +1,7 @@
 """The inner loops in numpy: what `compiled` must equal bit for bit (shapes and meaning: `interface`).
 
-Sums are from first to last (`in_order`), not numpy's own, whose order is its own affair; exponentials and logarithms are
-the C library's (`exponential`), as compiled code calls them, not numpy's, which round otherwise.
+Sums are from first to last (`in_order`), not numpy's own, whose order is its own affair; exponentials and logarithms
+are the C library's (`exponential`), as compiled code calls them, not numpy's, which round otherwise.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def cells(codes: IntArray, levels: IntArray, terms: CellArray, depths: CellArray
     odds += depths[: len(codes), None]
     if len(levels):
         odds += offsets.take(levels)
-    found = cast(CellArray, BITS.take(odds, mode="clip"))
+    found = BITS.take(odds, mode="clip")
     reach = 1
     while reach < len(found):  # sums along depths by doubling (Hillis and Steele, 1986): few calls
         found[reach:] += found[:-reach].copy()
@@ -175,8 +175,9 @@ def curve_of(count: FloatArray | IntArray, value: FloatArray) -> FloatArray:
 
 
 def lay_codes(codes: IntArray, known: IntArray, proposed: IntArray, start: int) -> None:
-    part = codes[: len(known), start : start + len(proposed)]
-    np.copyto(part, known, where=np.arange(len(known))[:, None] < proposed)
+    part = codes[:, start : start + len(proposed)]
+    part[:] = np.arange(NUM_CODES, NUM_CODES + len(codes))[:, None]
+    np.copyto(part[: len(known)], known, where=np.arange(len(known))[:, None] < proposed)
 
 
 def score_trials(
@@ -245,7 +246,8 @@ def level_scores(
     tally = np.bincount(cell, minlength=LEVELS * width).reshape(LEVELS, width)
     tried = np.add.accumulate(tally[:, :0:-1], axis=1)[:, ::-1]
     right = _num_at_least(accepted, width)[1:]
-    by_depth = right - np.add.reduce(tried * acceptance), np.add.reduce(tried * information_of(acceptance))
+    told = np.add.accumulate(np.stack((tried * acceptance, tried * information_of(acceptance))), axis=1)[:, -1]
+    by_depth = right - told[0], told[1]
     by_request = accepted - 1 - expected[0].ravel().take(cell), expected[1].ravel().take(cell)
     return np.stack(by_depth), np.stack(by_request)
 
@@ -341,7 +343,7 @@ def read_bins(value: FloatArray, info: FloatArray, strength: float) -> FloatArra
     scale = min(max(scale, 0.0), 2.0)
     shift = (total - scale * first) / shift_info
     believed = strength * np.minimum(np.maximum(shift + scale * BIN_CENTRES, -2.5), 2.5)
-    return cast(FloatArray, (info * value + believed) / (info + strength))
+    return (info * value + believed) / (info + strength)
 
 
 def _blend(

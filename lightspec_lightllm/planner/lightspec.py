@@ -98,6 +98,11 @@ class LightspecPlanner:
         self._doomed = False
         self._expected_choice: tuple[tuple[float, ...], float] = ((), 0.0)
 
+    @property
+    def loops(self) -> str:
+        """What runs the loops over requests and drafts: ``compiled``, or ``numpy`` and why. Plans are the same."""
+        return INNER.described
+
     # --- plan ---------------------------------------------------------------------------------------------------------
 
     def plan(self, view: BatchView) -> Plan:

@@ -228,7 +228,7 @@ def unaligned(values: IntArray) -> IntArray:
     raw = np.zeros(values.nbytes + 1, dtype=np.uint8)
     shifted = raw[1:].view(values.dtype)
     shifted[:] = values
-    return cast(IntArray, shifted)
+    return shifted
 
 
 def read_only(values: IntArray) -> IntArray:
@@ -238,7 +238,7 @@ def read_only(values: IntArray) -> IntArray:
 
 
 def narrow(values: IntArray) -> IntArray:
-    return values.astype(np.int32).astype(values.dtype.newbyteorder(">"))
+    return cast(IntArray, values.astype(np.int32).astype(values.dtype.newbyteorder(">")))
 
 
 @pytest.mark.parametrize("given_as", [strided, unaligned, read_only, narrow])
@@ -300,9 +300,8 @@ def run(code: str, **environment: str) -> str:
 
 MAKE = """
 from lightspec_lightllm.planner import CostModel, make_planner
-from lightspec_lightllm.planner.loops import INNER
-make_planner("lightspec", CostModel.from_tables({1: 1.0}), max_draft_steps=2)
-print(INNER.described)
+planner = make_planner("lightspec", CostModel.from_tables({1: 1.0}), max_draft_steps=2)
+print(planner.loops)
 """
 
 

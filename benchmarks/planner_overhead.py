@@ -124,8 +124,8 @@ def main() -> None:
     clock = time.thread_time if args.cpu else time.perf_counter
     INNER.prepare()
     print(
-        f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, K = {args.steps}, seed {args.seed}, "
-        f"loops: {INNER.described}"
+        f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, loops: {INNER.described}, "
+        f"K = {args.steps}, seed {args.seed}"
     )
     print(
         f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}  us/round"

@@ -28,7 +28,7 @@ import numpy as np
 
 from lightspec_lightllm.planner.confidence import NUM_BINS
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.loops.plain import read_depths
+from lightspec_lightllm.planner.loops.plain.learning import read_depths
 from lightspec_lightllm.planner.scale import INFO_PER_TRIAL, LEVEL_STEP, NEUTRAL_LEVEL, SPREAD_MEMORY
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 

@@ -80,6 +80,30 @@ class BatchCosts:
         return held
 
 
+class KeptCosts:
+    """Costs by number of requests, at the context that was last asked for."""
+
+    def __init__(self, costs: CostModel, *, drafter: DrafterKind, legal: tuple[int, ...]) -> None:
+        self._costs = costs
+        self._drafter: DrafterKind = drafter
+        self._legal = legal
+        self._context = 0.0
+        self._kept: dict[int, BatchCosts] = {}
+
+    def of(self, num_requests: int, context: float) -> BatchCosts:
+        """The costs of a batch of N."""
+        if context != self._context:
+            self._context = context
+            self._kept.clear()
+        held = self._kept.get(num_requests)
+        if held is None:
+            held = BatchCosts(
+                self._costs, drafter=self._drafter, legal=self._legal, num_requests=num_requests, context=context
+            )
+            _keep(self._kept, num_requests, held)
+        return held
+
+
 def _keep(kept: dict[K, V], key: K, value: V) -> None:
     if len(kept) >= MOST_KEPT:
         kept.clear()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.loops.plain import curve_of, curve_of_cells
+from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
+from lightspec_lightllm.planner.loops.plain.reading import curve_of_cells
 from lightspec_lightllm.planner.survival import CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 

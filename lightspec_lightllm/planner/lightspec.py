@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
-from lightspec_lightllm.planner.batch_costs import BatchCosts
+from lightspec_lightllm.planner.batch_costs import KeptCosts
 from lightspec_lightllm.planner.budget import FoundBudget, best_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.confidence import codes_of
@@ -55,9 +55,6 @@ PROBE_ROWS = 8
 CHOICE_SHARE = 1 / 64
 """Weight of the newest round in what choosing by the drafts at hand brings."""
 
-MAX_BATCHES = 256
-"""Batch sizes whose costs are kept."""
-
 SETTLED_ROUNDS = 16
 """Rounds after which prices and draft steps are looked at anew though nothing was learned."""
 
@@ -78,6 +75,7 @@ class LightspecPlanner:
         self.counters = PlannerCounters()
         INNER.prepare()
         self._legal = legal_steps(drafter, max_draft_steps)
+        self._kept = KeptCosts(costs, drafter=drafter, legal=self._legal)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
         self._drift = CostDrift()
@@ -85,7 +83,6 @@ class LightspecPlanner:
         self._steps = 0
         self._backlog = 0
         self._context = 0.0
-        self._batches: dict[int, BatchCosts] = {}
         self._drafted_to_probe = False
         self._state = (0, 0, 0.0)
         self._age = 0
@@ -129,7 +126,7 @@ class LightspecPlanner:
 
         self._steps = steps
         self.counters.plans += 1
-        table_ms = self._batch(num_requests).round_ms(rows, steps, backlog)
+        table_ms = self._kept.of(num_requests, self._context).round_ms(rows, steps, backlog)
         return Plan(
             verify_rows=rows,
             draft_steps=steps,
@@ -147,7 +144,7 @@ class LightspecPlanner:
     def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
         if self.drafter not in ("serial", "serial_no_kv") or not self._estimator.trusts_confidence:
             return None
-        costs = self._batch(num_requests)
+        costs = self._kept.of(num_requests, self._context)
         return ChainRule(self._estimator, self._price * costs.row_ms(rows), self._price * costs.step_ms)
 
     def _settle(self, num_requests: int) -> bool:
@@ -157,7 +154,7 @@ class LightspecPlanner:
         if state == self._state and self._age < SETTLED_ROUNDS:
             return False
         self._state, self._age = state, 0
-        self._price = self._price_at(self._batch(num_requests).off_ms, num_requests)
+        self._price = self._price_at(self._kept.of(num_requests, self._context).off_ms, num_requests)
         self._last_budget = None
         return True
 
@@ -203,28 +200,13 @@ class LightspecPlanner:
         limit = num_requests + available
         if self.costs.max_rows is not None:
             limit = max(num_requests, min(limit, self.costs.max_rows))
-        budgets = self._batch(num_requests).budgets(backlog)
+        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
         return best_budget(curve, budgets, limit, price=self._price, fills=fills)
-
-    def _batch(self, num_requests: int) -> BatchCosts:
-        """The costs of a batch of N at the context that is noted."""
-        held = self._batches.get(num_requests)
-        if held is None:
-            held = self._batches[num_requests] = BatchCosts(
-                self.costs,
-                drafter=self.drafter,
-                legal=self._legal,
-                num_requests=num_requests,
-                context=self._context,
-            )
-            if len(self._batches) > MAX_BATCHES:
-                self._batches.pop(next(iter(self._batches)))
-        return held
 
     def _note_choice(self, curve: GainCurve, rows: int, num_requests: int, drafter: tuple[float, int]) -> None:
         """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
         fills, backlog = drafter
-        budgets = self._batch(num_requests).budgets(backlog)
+        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
 
         def value(curve: GainCurve, rows: int) -> float:
             return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)
@@ -258,7 +240,6 @@ class LightspecPlanner:
             raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
         if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
             self._context = context
-            self._batches.clear()
         levels = self._estimator.levels(read_ids(view))
         if view.confidence is None:
             return levels, None, None
@@ -340,7 +321,7 @@ class LightspecPlanner:
         if probe_rows <= num_requests or not (drafted or self._probes.due()):
             return rows, steps, False
         probe_steps = max(steps, self._legal[1])
-        costs = self._batch(num_requests)
+        costs = self._kept.of(num_requests, self._context)
         extra_ms = costs.round_ms(probe_rows, probe_steps, backlog) - costs.off_ms
         share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.upside)
         if not (drafted or self._probes.due(extra_ms / (share * max(costs.off_ms, 1e-9)))):
@@ -411,5 +392,5 @@ class LightspecPlanner:
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
-        off_ms = self._drift.correct(self._batch(num_requests).off_ms)
+        off_ms = self._drift.correct(self._kept.of(num_requests, self._context).off_ms)
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from lightspec_lightllm.planner import BatchView, DrafterKind, Plan, RoundFeedba
 from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES
 from lightspec_lightllm.planner.loops import INNER, Inner, check, plain
 from lightspec_lightllm.planner.loops.interface import Loops
+from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
+from lightspec_lightllm.planner.loops.plain.learning import hashed
 from lightspec_lightllm.planner.scale import LEVEL_OFFSETS, LEVELS
 from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS
 from lightspec_lightllm.planner.types import IntArray
@@ -71,12 +73,12 @@ def made_up(seed: int, num_requests: int, most: int) -> dict[str, tuple[Any, ...
     bits, ids = 5, rng.integers(-5, 40, num_requests)
     owner = np.full(1 << bits, -1, dtype=np.int64)
     some = ids[rng.random(num_requests) < 0.7]
-    owner[plain.hashed(some, bits)] = some
+    owner[hashed(some, bits)] = some
     tables = rng.normal(size=1 << bits), rng.exponential(9.0, 1 << bits), rng.integers(0, LEVELS, 1 << bits)
     num_kinds = int(rng.integers(1, 60))
     value, count = np.sort(rng.random(num_kinds))[::-1].copy(), rng.exponential(2.0, num_kinds)
     count[rng.random(num_kinds) < 0.3] = 0.0
-    rows, gain = plain.curve_of(np.rint(count), value)
+    rows, gain = curve_of(np.rint(count), value)
     extra = np.unique(np.append(rng.integers(0, 200, 50), 0)).astype(np.float64)
     ms, price = 5.0 + np.maximum.accumulate(rng.random(len(extra))), float(rng.exponential(0.2))
     steps = np.unique(np.append(rng.integers(0, most + 1, 5), most))
@@ -238,7 +240,8 @@ def read_only(values: IntArray) -> IntArray:
 
 
 def narrow(values: IntArray) -> IntArray:
-    return cast(IntArray, values.astype(np.int32).astype(values.dtype.newbyteorder(">")))
+    found: IntArray = values.astype(np.int32).astype(values.dtype.newbyteorder(">"))
+    return found
 
 
 @pytest.mark.parametrize("given_as", [strided, unaligned, read_only, narrow])

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES
 from lightspec_lightllm.planner.loops.interface import Loops
-from lightspec_lightllm.planner.loops.plain import hashed
+from lightspec_lightllm.planner.loops.plain.learning import hashed
 from lightspec_lightllm.planner.scale import LEVEL_OFFSETS, LEVELS
 from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS
 from lightspec_lightllm.planner.types import FloatArray, IntArray

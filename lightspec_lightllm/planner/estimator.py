@@ -341,7 +341,7 @@ class AcceptanceEstimator:
             accepted,
             codes,
             NONE if levels is None else levels,
-            *table.terms,
+            *table.against,
             self._neutral,
             by_bin,
             by_depth,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from lightspec_lightllm.planner.types import FloatArray
@@ -15,6 +17,9 @@ LEVELS = 17
 LEVEL_STEP = 0.25
 NEUTRAL_LEVEL = LEVELS // 2
 LEVEL_OFFSETS: FloatArray = LEVEL_STEP * (np.arange(LEVELS) - NEUTRAL_LEVEL).astype(np.float64)
+
+LEVEL_AGAINST: FloatArray = np.array([math.exp(-offset) for offset in LEVEL_OFFSETS.tolist()])
+"""The factor of odds against an acceptance, by level."""
 
 LEAST_SPREAD = 0.02
 """A trial at acceptance q informs by q (1 - q), taken as q times at least this: certainty must stay corrigible."""

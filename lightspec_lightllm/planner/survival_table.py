@@ -9,7 +9,7 @@ import numpy as np
 from lightspec_lightllm.planner.confidence import NUM_CODES
 from lightspec_lightllm.planner.gain import GainCurve
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
+from lightspec_lightllm.planner.scale import LEVEL_AGAINST, LEVEL_OFFSETS
 from lightspec_lightllm.planner.survival import CURVE_CELLS, ODDS_STEPS, CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
@@ -42,15 +42,16 @@ class SurvivalTable:
         plain: float[K], log-odds by depth of a draft without one.
 
     Attributes:
-        terms: float[NUM_CODES + K] by code, float[K] by depth, float[LEVELS] by level of request.
+        against: odds against an acceptance, the product of one of float[NUM_CODES + K] by code, one of float[K] by depth
+            and one of float[LEVELS] by level of request.
     """
 
     def __init__(self, bins: FloatArray, depths: FloatArray, plain: FloatArray) -> None:
-        terms = np.empty(NUM_CODES + len(depths))
-        rounded = np.empty(len(terms) + len(depths), dtype=np.int16)
-        INNER.loops.whole_terms(bins, depths, plain, terms, rounded)
-        self.terms = terms, depths, LEVEL_OFFSETS
-        self._whole = rounded[: len(terms)], rounded[len(terms) :], _WHOLE_OFFSETS
+        by_code, by_depth = np.empty(NUM_CODES + len(depths)), np.empty(len(depths))
+        rounded = np.empty(len(by_code) + len(depths), dtype=np.int16)
+        INNER.loops.whole_terms(bins, depths, plain, by_code, by_depth, rounded)
+        self.against = by_code, by_depth, LEVEL_AGAINST
+        self._whole = rounded[: len(by_code)], rounded[len(by_code) :], _WHOLE_OFFSETS
 
     def drafts(
         self,
@@ -88,8 +89,8 @@ class SurvivalTable:
 
     def acceptance(self, codes: IntArray, depths: IntArray, levels: IntArray | None) -> FloatArray:
         """float[T]: conditional acceptance of single drafts, by code, depth from 0, and level of the request."""
-        of_code, of_depth, of_level = self.terms
-        odds = of_code.take(codes) + of_depth.take(depths)
+        by_code, by_depth, by_level = self.against
+        odds = by_code.take(codes) * by_depth.take(depths)
         if levels is not None:
-            odds += of_level.take(levels)
-        return 1.0 / (1.0 + np.exp(-odds))
+            odds *= by_level.take(levels)
+        return 1.0 / (1.0 + odds)

@@ -22,7 +22,7 @@ from lightspec_lightllm.planner.loops import INNER, Inner, check, plain
 from lightspec_lightllm.planner.loops.interface import Loops
 from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
 from lightspec_lightllm.planner.loops.plain.learning import hashed
-from lightspec_lightllm.planner.scale import LEVEL_OFFSETS, LEVELS
+from lightspec_lightllm.planner.scale import LEVEL_AGAINST, LEVEL_OFFSETS, LEVELS
 from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS
 from lightspec_lightllm.planner.types import IntArray
 from tests.planner.worlds import CPU, GPU
@@ -101,10 +101,26 @@ def made_up(seed: int, num_requests: int, most: int) -> dict[str, tuple[Any, ...
             4,
         ),
         "score_trials": (
-            *(trials, accepted, codes, levels, terms, depths, LEVEL_OFFSETS, rng.uniform(0.05, 0.95, most)),
+            *(
+                trials,
+                accepted,
+                codes,
+                levels,
+                np.exp(terms),
+                np.exp(depths),
+                LEVEL_AGAINST,
+                rng.uniform(0.05, 0.95, most),
+            ),
             *(zeros((2, NUM_BINS)), zeros((2, most)), zeros((2, num_requests))),
         ),
-        "whole_terms": (bins, depths, depths[::-1], terms.copy(), zeros(NUM_CODES + 2 * most, dtype=np.int16)),
+        "whole_terms": (
+            bins,
+            depths,
+            depths[::-1],
+            terms.copy(),
+            depths.copy(),
+            zeros(NUM_CODES + 2 * most, dtype=np.int16),
+        ),
         "depth_scores": (trials, accepted, rng.random(most)),
         "level_scores": (
             *(trials, accepted, rng.integers(0, LEVELS, num_requests)),
@@ -240,8 +256,7 @@ def read_only(values: IntArray) -> IntArray:
 
 
 def narrow(values: IntArray) -> IntArray:
-    found: IntArray = values.astype(np.int32).astype(values.dtype.newbyteorder(">"))
-    return found
+    return np.asarray(values.astype(np.int32), dtype=">i8")
 
 
 @pytest.mark.parametrize("given_as", [strided, unaligned, read_only, narrow])

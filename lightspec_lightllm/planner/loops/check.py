@@ -10,7 +10,7 @@ import numpy as np
 from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES
 from lightspec_lightllm.planner.loops.interface import Loops
 from lightspec_lightllm.planner.loops.plain.learning import hashed
-from lightspec_lightllm.planner.scale import LEVEL_OFFSETS, LEVELS
+from lightspec_lightllm.planner.scale import LEVEL_AGAINST, LEVEL_OFFSETS, LEVELS
 from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
@@ -82,10 +82,26 @@ def samples() -> dict[str, tuple[Any, ...]]:
         ),
         "lay_codes": (np.zeros((_DEPTHS, 2 * _REQUESTS), dtype=np.int64), codes, proposed, 5),
         "score_trials": (
-            *(trials, accepted, codes, levels, terms, depths, LEVEL_OFFSETS, 0.1 + 0.8 * spread(_DEPTHS)),
+            *(
+                trials,
+                accepted,
+                codes,
+                levels,
+                np.exp(terms),
+                np.exp(depths),
+                LEVEL_AGAINST,
+                0.1 + 0.8 * spread(_DEPTHS),
+            ),
             *(np.zeros((2, NUM_BINS)), np.zeros((2, _DEPTHS)), np.zeros((2, _REQUESTS))),
         ),
-        "whole_terms": (bins, depths, depths + 1.0, terms, np.zeros(NUM_CODES + 2 * _DEPTHS, dtype=np.int16)),
+        "whole_terms": (
+            bins,
+            depths,
+            depths + 1.0,
+            terms,
+            depths.copy(),
+            np.zeros(NUM_CODES + 2 * _DEPTHS, dtype=np.int16),
+        ),
         "depth_scores": (trials, accepted, acceptance[0]),
         "level_scores": (trials, accepted, levels, acceptance, 5.0 * spread(2, LEVELS, _DEPTHS + 1)),
         "level_table": (

@@ -65,26 +65,37 @@ class Loops(Protocol):
         accepted: IntArray,
         codes: IntArray,
         levels: IntArray,
-        terms: FloatArray,
-        depths: FloatArray,
-        offsets: FloatArray,
-        neutral: FloatArray,
-        by_bin: FloatArray,
+        by_code: FloatArray,
         by_depth: FloatArray,
-        by_request: FloatArray,
+        by_level: FloatArray,
+        neutral: FloatArray,
+        bin_scores: FloatArray,
+        depth_scores: FloatArray,
+        request_scores: FloatArray,
         /,
     ) -> tuple[int, float]:
         """How many trials of int[M] requests have a known confidence, of int[K, M] codes; and the log-likelihood ratio
         of what happened, by confidences rather than by float[K] ``neutral`` acceptances alone.
 
-        Adds their residual and information to float[2, bins], float[2, K] and float[2, M].
+        Adds their residual and information to float[2, bins], float[2, K] and float[2, M] scores.
+
+        Args:
+            by_code, by_depth, by_level: float[NUM_CODES + K], float[K], float[LEVELS]: odds against an acceptance are
+                the product of these.
         """
 
     def whole_terms(
-        self, bins: FloatArray, depths: FloatArray, plain: FloatArray, terms: FloatArray, rounded: CellArray, /
+        self,
+        bins: FloatArray,
+        depths: FloatArray,
+        plain: FloatArray,
+        by_code: FloatArray,
+        by_depth: FloatArray,
+        rounded: CellArray,
+        /,
     ) -> None:
-        """Fill float[NUM_CODES + K] ``terms`` by code, of confidences by bin and then of drafts without one, ``plain``
-        less the depth's own; and int16[NUM_CODES + 2 K] ``rounded``, these and the depths' in whole numbers."""
+        """Fill the odds against of `score_trials` from float[bins] and float[K] log-odds, ``plain`` those by depth of a
+        draft without a confidence; and int16[NUM_CODES + 2 K], the log-odds by code and by depth in whole numbers."""
 
     # --- what is learned ----------------------------------------------------------------------------------------------
 

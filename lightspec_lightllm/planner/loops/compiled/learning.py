@@ -27,7 +27,7 @@ from lightspec_lightllm.planner.loops.compiled.types import (
 from lightspec_lightllm.planner.loops.plain.learning import HASH
 from lightspec_lightllm.planner.scale import (
     LEAST_SPREAD,
-    LEVEL_OFFSETS,
+    LEVEL_AGAINST,
     LEVEL_STEP,
     LEVELS,
     MOST_LOG_ODDS,
@@ -82,11 +82,14 @@ def level_scores(trials, accepted, levels, acceptance, expected):
 @compiled(types.none, *(reals, new_reals_2d, new_reals_2d, new_reals_3d, new_reals, new_ints_2d))
 def level_table(log_odds, acceptance, survival, expected, value, place):
     most = len(log_odds)
+    against = np.empty(most)
+    for j in range(most):
+        against[j] = math.exp(-log_odds[j])
     expected[:, :, 0] = 0.0
     for level in range(LEVELS):
         surviving = 1.0
         for j in range(most):
-            likely = sigmoid(LEVEL_OFFSETS[level] + log_odds[j])
+            likely = 1.0 / (1.0 + LEVEL_AGAINST[level] * against[j])
             surviving *= likely
             acceptance[level, j], survival[level, j] = likely, surviving
             expected[0, level, j + 1] = expected[0, level, j] + likely

@@ -8,7 +8,6 @@ import numpy as np
 from numba import njit, types
 
 from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_CODES
-from lightspec_lightllm.planner.loops.compiled.arithmetic import sigmoid
 from lightspec_lightllm.planner.loops.compiled.types import (
     cells_1d,
     compiled,
@@ -26,7 +25,7 @@ from lightspec_lightllm.planner.loops.compiled.types import (
     truth,
     whole,
 )
-from lightspec_lightllm.planner.loops.plain.reading import ONE_BITS
+from lightspec_lightllm.planner.loops.plain.reading import LOGGED_TOGETHER, ONE_BITS
 from lightspec_lightllm.planner.scale import (
     LEAST_SPREAD,
 )
@@ -154,37 +153,45 @@ def lay_codes(codes, known, proposed, start):
     *(ints, ints, ints_2d, ints, reals, reals, reals, reals),
     *(new_reals_2d, new_reals_2d, new_reals_2d),
 )
-def score_trials(trials, accepted, codes, levels, terms, depths, offsets, neutral, by_bin, by_depth, by_request):
-    num_known, likelier = 0, 0.0
+def score_trials(
+    trials, accepted, codes, levels, by_code, by_depth, by_level, neutral, bin_scores, depth_scores, request_scores
+):
+    num_known, likelier, product = 0, 0.0, 1.0
     for i in range(len(trials)):
         for j in range(trials[i]):
             code = codes[j, i]
             if code >= NUM_CODES:
                 continue
-            num_known += 1
-            odds = terms[code] + depths[j]
-            told = expected = sigmoid(odds)
+            against = by_code[code] * by_depth[j]
+            told = expected = 1.0 / (1.0 + against)
             if len(levels):
-                expected = sigmoid(odds + offsets[levels[i]])
+                expected = 1.0 / (1.0 + against * by_level[levels[i]])
             wrong = 1 if trials[i] == accepted[i] and j == trials[i] - 1 else 0
             residual, information = (1 - wrong) - expected, expected * max(1.0 - expected, LEAST_SPREAD)
             of_bin = BIN_OF_CODE[code]
-            by_bin[0, of_bin] += residual
-            by_bin[1, of_bin] += information
-            by_depth[0, j] += residual
-            by_depth[1, j] += information
-            by_request[0, i] += residual
-            by_request[1, i] += information
-            likelier += math.log(abs(wrong - told) / abs(wrong - neutral[j]))
-    return num_known, likelier
+            bin_scores[0, of_bin] += residual
+            bin_scores[1, of_bin] += information
+            depth_scores[0, j] += residual
+            depth_scores[1, j] += information
+            request_scores[0, i] += residual
+            request_scores[1, i] += information
+            product *= abs(wrong - told) / abs(wrong - neutral[j])
+            num_known += 1
+            if num_known % LOGGED_TOGETHER == 0:
+                likelier += math.log(product)
+                product = 1.0
+    return num_known, likelier + math.log(product)
 
 
-@compiled(types.none, *(reals, reals, reals, new_reals, new_cells))
-def whole_terms(bins, depths, plain, terms, rounded):
+@compiled(types.none, *(reals, reals, reals, new_reals, new_reals, new_cells))
+def whole_terms(bins, depths, plain, by_code, by_depth, rounded):
+    against, whole_bins = np.empty(len(bins)), np.empty(len(bins), dtype=np.int16)
+    for k in range(len(bins)):
+        against[k], whole_bins[k] = math.exp(-bins[k]), np.int16(np.rint(bins[k] * ODDS_STEPS))
     for code in range(NUM_CODES):
-        terms[code] = bins[BIN_OF_CODE[code]]
+        by_code[code], rounded[code] = against[BIN_OF_CODE[code]], whole_bins[BIN_OF_CODE[code]]
     for j in range(len(depths)):
-        terms[NUM_CODES + j] = plain[j] - depths[j]
-        rounded[len(terms) + j] = np.int16(np.rint((depths[j] + MOST_ODDS) * ODDS_STEPS))
-    for code in range(len(terms)):
-        rounded[code] = np.int16(np.rint(terms[code] * ODDS_STEPS))
+        by_code[NUM_CODES + j] = math.exp(depths[j] - plain[j])
+        by_depth[j] = math.exp(-depths[j])
+        rounded[NUM_CODES + j] = np.int16(np.rint((plain[j] - depths[j]) * ODDS_STEPS))
+        rounded[len(by_code) + j] = np.int16(np.rint((depths[j] + MOST_ODDS) * ODDS_STEPS))

@@ -17,7 +17,7 @@ def in_order(values: FloatArray) -> float:
 
 def exponential(values: FloatArray) -> FloatArray:
     """The C library's exponential."""
-    return np.array([math.exp(value) for value in values.tolist()])
+    return np.array(list(map(math.exp, values.tolist())))
 
 
 def sums(keys: IntArray, values: FloatArray, size: int) -> FloatArray:

@@ -9,7 +9,7 @@ import numpy as np
 from lightspec_lightllm.planner.confidence import BIN_CENTRES, NUM_BINS
 from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of, exponential, in_order, sigmoid, sums
 from lightspec_lightllm.planner.scale import (
-    LEVEL_OFFSETS,
+    LEVEL_AGAINST,
     LEVEL_STEP,
     LEVELS,
     MOST_LOG_ODDS,
@@ -62,7 +62,7 @@ def level_table(
     place: IntArray,
 ) -> None:
     num_depths = len(log_odds)
-    acceptance[:] = sigmoid((LEVEL_OFFSETS[:, None] + log_odds).ravel()).reshape(LEVELS, num_depths)
+    acceptance[:] = 1.0 / (1.0 + LEVEL_AGAINST[:, None] * exponential(-log_odds))
     np.multiply.accumulate(acceptance, axis=1, out=survival)
     expected[:, :, 0] = 0.0
     np.add.accumulate(acceptance, axis=1, out=expected[0, :, 1:])

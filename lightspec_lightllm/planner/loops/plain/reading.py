@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
-from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of, in_order, sigmoid, summed
+from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of, exponential, in_order, summed
 from lightspec_lightllm.planner.scale import (
     information_of,
 )
@@ -25,6 +25,9 @@ from lightspec_lightllm.planner.survival import (
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 ONE_BITS = int(np.float64(1.0).view(np.uint64))
+
+LOGGED_TOGETHER = 16
+"""Likelihood ratios that are multiplied before their logarithm is taken."""
 
 FEW_SHORT = 6
 """Up to so many requests that propose fewer drafts than others are looked at one by one: new ones are few."""
@@ -125,26 +128,30 @@ def score_trials(
     accepted: IntArray,
     codes: IntArray,
     levels: IntArray,
-    terms: FloatArray,
-    depths: FloatArray,
-    offsets: FloatArray,
-    neutral: FloatArray,
-    by_bin: FloatArray,
+    by_code: FloatArray,
     by_depth: FloatArray,
-    by_request: FloatArray,
+    by_level: FloatArray,
+    neutral: FloatArray,
+    bin_scores: FloatArray,
+    depth_scores: FloatArray,
+    request_scores: FloatArray,
 ) -> tuple[int, float]:
     request, depth, code, right = _single_trials(trials, accepted, codes)
-    odds = terms.take(code) + depths.take(depth)
-    told = expected = sigmoid(odds)
+    against = by_code.take(code) * by_depth.take(depth)
+    told = expected = 1.0 / (1.0 + against)
     if len(levels):
-        expected = sigmoid(odds + offsets.take(levels.take(request)))
+        expected = 1.0 / (1.0 + against * by_level.take(levels.take(request)))
     residual, information = right - expected, information_of(expected)
-    by_bin += summed(BIN_OF_CODE.take(code), residual, information, NUM_BINS)
-    by_depth += summed(depth, residual, information, len(neutral))
-    by_request += summed(request, residual, information, len(trials))
+    bin_scores += summed(BIN_OF_CODE.take(code), residual, information, NUM_BINS)
+    depth_scores += summed(depth, residual, information, len(neutral))
+    request_scores += summed(request, residual, information, len(trials))
     wrong = 1 - right
     ratio = np.abs(wrong - told) / np.abs(wrong - neutral.take(depth))
-    return len(code), in_order(np.array([math.log(value) for value in ratio.tolist()]))
+    # Logarithms of few products: a ratio is at least 1e-9, so that so many of them are still numbers.
+    products = np.ones((len(code) // LOGGED_TOGETHER + 1, LOGGED_TOGETHER))
+    products.ravel()[: len(code)] = ratio
+    products = np.multiply.accumulate(products, axis=1)[:, -1]
+    return len(code), in_order(np.array([math.log(product) for product in products.tolist()]))
 
 
 def _single_trials(trials: IntArray, accepted: IntArray, codes: IntArray) -> tuple[IntArray, ...]:
@@ -162,8 +169,17 @@ def _single_trials(trials: IntArray, accepted: IntArray, codes: IntArray) -> tup
     return found if known.all() else tuple(part[known] for part in found)
 
 
-def whole_terms(bins: FloatArray, depths: FloatArray, plain: FloatArray, terms: FloatArray, rounded: CellArray) -> None:
-    terms[:NUM_CODES] = bins.take(BIN_OF_CODE)
-    terms[NUM_CODES:] = plain - depths
-    rounded[: len(terms)] = np.rint(terms * ODDS_STEPS)
-    rounded[len(terms) :] = np.rint((depths + MOST_ODDS) * ODDS_STEPS)
+def whole_terms(
+    bins: FloatArray,
+    depths: FloatArray,
+    plain: FloatArray,
+    by_code: FloatArray,
+    by_depth: FloatArray,
+    rounded: CellArray,
+) -> None:
+    by_code[:NUM_CODES] = exponential(-bins).take(BIN_OF_CODE)
+    by_code[NUM_CODES:] = exponential(depths - plain)
+    by_depth[:] = exponential(-depths)
+    rounded[:NUM_CODES] = np.rint(bins * ODDS_STEPS).take(BIN_OF_CODE)
+    rounded[NUM_CODES : len(by_code)] = np.rint((plain - depths) * ODDS_STEPS)
+    rounded[len(by_code) :] = np.rint((depths + MOST_ODDS) * ODDS_STEPS)

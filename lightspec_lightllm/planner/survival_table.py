@@ -42,8 +42,8 @@ class SurvivalTable:
         plain: float[K], log-odds by depth of a draft without one.
 
     Attributes:
-        against: odds against an acceptance, the product of one of float[NUM_CODES + K] by code, one of float[K] by depth
-            and one of float[LEVELS] by level of request.
+        against: odds against an acceptance, as the product of float[NUM_CODES + K] by code, float[K] by depth and
+            float[LEVELS] by level of request.
     """
 
     def __init__(self, bins: FloatArray, depths: FloatArray, plain: FloatArray) -> None:

@@ -255,12 +255,12 @@ def read_only(values: IntArray) -> IntArray:
     return found
 
 
-def narrow(values: IntArray) -> IntArray:
-    return np.asarray(values.astype(np.int32), dtype=">i8")
+def swapped(values: IntArray) -> Any:
+    return values.astype(values.dtype.newbyteorder(">"))
 
 
-@pytest.mark.parametrize("given_as", [strided, unaligned, read_only, narrow])
-def test_a_host_may_give_arrays_of_any_layout(given_as: Callable[[IntArray], IntArray]) -> None:
+@pytest.mark.parametrize("given_as", [strided, unaligned, read_only, swapped])
+def test_a_host_may_give_arrays_of_any_layout(given_as: Callable[[IntArray], Any]) -> None:
     planners = [make_planner("lightspec", GPU, max_draft_steps=3) for _ in range(2)]
     proposed, ids, rng = np.array([3, 1, 0, 2]), np.arange(4), np.random.default_rng(0)
     for _ in range(30):

@@ -150,8 +150,8 @@ def score_trials(
     # Logarithms of few products: a ratio is at least 1e-9, so that so many of them are still numbers.
     products = np.ones((len(code) // LOGGED_TOGETHER + 1, LOGGED_TOGETHER))
     products.ravel()[: len(code)] = ratio
-    products = np.multiply.accumulate(products, axis=1)[:, -1]
-    return len(code), in_order(np.array([math.log(product) for product in products.tolist()]))
+    together: FloatArray = np.multiply.accumulate(products, axis=1)[:, -1]
+    return len(code), in_order(np.array(list(map(math.log, together.tolist()))))
 
 
 def _single_trials(trials: IntArray, accepted: IntArray, codes: IntArray) -> tuple[IntArray, ...]:

@@ -238,11 +238,11 @@ def facts(plan: Plan) -> tuple[Any, ...]:
     )
 
 
-def strided(values: IntArray) -> IntArray:
+def strided(values: IntArray) -> Any:
     return np.stack((values, values), axis=1)[:, 0]
 
 
-def unaligned(values: IntArray) -> IntArray:
+def unaligned(values: IntArray) -> Any:
     raw = np.zeros(values.nbytes + 1, dtype=np.uint8)
     shifted = raw[1:].view(values.dtype)
     shifted[:] = values
@@ -250,7 +250,7 @@ def unaligned(values: IntArray) -> IntArray:
 
 
 def read_only(values: IntArray) -> IntArray:
-    found = values.copy()
+    found: IntArray = values.copy()
     found.flags.writeable = False
     return found
 

@@ -26,9 +26,7 @@ from lightspec_lightllm.planner.loops.compiled.types import (
     whole,
 )
 from lightspec_lightllm.planner.loops.plain.reading import LOGGED_TOGETHER, ONE_BITS
-from lightspec_lightllm.planner.scale import (
-    LEAST_SPREAD,
-)
+from lightspec_lightllm.planner.scale import LEAST_SPREAD
 from lightspec_lightllm.planner.survival import (
     BITS,
     CURVE_CELLS,

@@ -16,10 +16,7 @@ from lightspec_lightllm.planner.loops.compiled.types import (
     whole,
 )
 from lightspec_lightllm.planner.loops.plain.search import MASS_BINS, MASS_SHARED
-from lightspec_lightllm.planner.survival import (
-    LAST_CELL,
-    SURVIVAL,
-)
+from lightspec_lightllm.planner.survival import LAST_CELL, SURVIVAL
 
 
 @njit(cache=True)

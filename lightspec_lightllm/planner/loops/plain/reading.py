@@ -8,9 +8,7 @@ import numpy as np
 
 from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of, exponential, in_order, summed
-from lightspec_lightllm.planner.scale import (
-    information_of,
-)
+from lightspec_lightllm.planner.scale import information_of
 from lightspec_lightllm.planner.survival import (
     BITS,
     CURVE_CELLS,

@@ -7,11 +7,7 @@ from typing import cast
 import numpy as np
 
 from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
-from lightspec_lightllm.planner.survival import (
-    BIT_STEPS,
-    CellArray,
-    survival_of,
-)
+from lightspec_lightllm.planner.survival import BIT_STEPS, CellArray, survival_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 MASS_BINS = 11

@@ -1,6 +1,7 @@
 """Compiled loops give what numpy's give, bit for bit, and are never in the way."""
 
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -334,3 +335,32 @@ def test_numba_that_is_told_not_to_compile_or_cannot_keep_what_it_compiled_leave
     assert run(MAKE, NUMBA_DISABLE_JIT="1").startswith("numpy: ImportError: numba is told not to compile")
     nowhere = "from numba.core.caching import CompileResultCacheImpl\nCompileResultCacheImpl._locator_classes = []\n"
     assert run(nowhere + MAKE).startswith("numpy: RuntimeError: cannot cache")
+
+
+def test_an_interrupt_while_planning_is_an_interrupt() -> None:
+    """A signal may arrive in any loop. What it raises must come through as it is, or Ctrl-C ends nothing."""
+    sent = caught = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal sent
+        sent += 1
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    ids, proposed, rng = np.arange(8), np.full(8, 15), np.random.default_rng(0)
+    planner = make_planner("lightspec", GPU, max_draft_steps=15)
+    try:
+        for delay in rng.uniform(5e-4, 3e-3, 600):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                while sent == caught:
+                    sure = rng.random((8, 15))
+                    plan = planner.plan(BatchView(8, proposed, 300.0, sure, ids))
+                    verified = np.minimum(proposed, 2)
+                    planner.observe(RoundFeedback(plan, verified, 1 + verified, sure, 8.0, ids))
+            except KeyboardInterrupt:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert sent == caught == 600

@@ -39,27 +39,30 @@ from lightspec_lightllm.planner.scale import (
 )
 
 
-@compiled(new_reals_2d, ints, ints, reals)
-def depth_scores(trials, accepted, neutral):
+@compiled(types.none, ints, ints, reals, new_reals_2d)
+def _depth_scores(trials, accepted, neutral, scores):
     tried, right = np.zeros(len(neutral) + 1, dtype=np.int64), np.zeros(len(neutral) + 1, dtype=np.int64)
     for i in range(len(trials)):
         tried[trials[i]] += 1
         right[accepted[i] - 1] += 1
-    scores = np.empty((2, len(neutral)))
     num_tried = num_right = 0
     for j in range(len(neutral) - 1, -1, -1):
         num_tried += tried[j + 1]
         num_right += right[j + 1]
         scores[0, j] = num_right - num_tried * neutral[j]
         scores[1, j] = num_tried * (neutral[j] * max(1.0 - neutral[j], LEAST_SPREAD))
+
+
+def depth_scores(trials, accepted, neutral):
+    scores = np.empty((2, len(neutral)))
+    _depth_scores(trials, accepted, neutral, scores)
     return scores
 
 
-@compiled(types.Tuple((new_reals_2d, new_reals_2d)), ints, ints, ints, reals_2d, reals_3d)
-def level_scores(trials, accepted, levels, acceptance, expected):
+@compiled(types.none, ints, ints, ints, reals_2d, reals_3d, new_reals_2d, new_reals_2d)
+def _level_scores(trials, accepted, levels, acceptance, expected, by_depth, by_request):
     most = acceptance.shape[1]
     tried, right = np.zeros((LEVELS, most + 1), dtype=np.int64), np.zeros(most + 1, dtype=np.int64)
-    by_depth, by_request = np.zeros((2, most)), np.empty((2, len(trials)))
     for i in range(len(trials)):
         tried[levels[i], trials[i]] += 1
         right[accepted[i] - 1] += 1
@@ -76,6 +79,11 @@ def level_scores(trials, accepted, levels, acceptance, expected):
     for j in range(most - 1, -1, -1):
         num_right += right[j + 1]
         by_depth[0, j] = num_right - by_depth[0, j]
+
+
+def level_scores(trials, accepted, levels, acceptance, expected):
+    by_depth, by_request = np.zeros((2, acceptance.shape[1])), np.empty((2, len(trials)))
+    _level_scores(trials, accepted, levels, acceptance, expected, by_depth, by_request)
     return by_depth, by_request
 
 
@@ -121,14 +129,18 @@ def level_curve(counts, levels, value, place, curve):
         curve[1, k + 1] = curve[1, k] + count * value[k]
 
 
-@compiled(new_reals_2d, reals)
-def acceptances(log_odds):
-    found = np.empty((2, len(log_odds)))
+@compiled(types.none, reals, new_reals_2d)
+def _acceptances(log_odds, found):
     surviving = 1.0
     for j in range(len(log_odds)):
         found[0, j] = sigmoid(log_odds[j])
         surviving *= found[0, j]
         found[1, j] = surviving
+
+
+def acceptances(log_odds):
+    found = np.empty((2, len(log_odds)))
+    _acceptances(log_odds, found)
     return found
 
 
@@ -149,20 +161,25 @@ def _mean_rise(after, before, information):
     return rise / (total + 1e-9)
 
 
-@compiled(types.Tuple((new_reals, real)), *(new_reals, new_reals, reals, reals, reals, real, real, real))
-def learn_depths(value, info, before, residual, information, memory, prior, strength):
+@compiled(real, *(new_reals, new_reals, reals, reals, reals, real, real, real, new_reals))
+def _learn_depths(value, info, before, residual, information, memory, prior, strength, read):
     for k in range(len(value)):
         info[k] *= math.exp((information[k] + 0.125 * information[0]) / -memory)
     _blend(value, info, before, residual, information)
-    read = np.empty(len(value))
     for k in range(len(value)):
         prior = (info[k] * value[k] + strength * prior) / (info[k] + strength)
         read[k] = prior
-    return read, _mean_rise(read, before, information)
+    return _mean_rise(read, before, information)
 
 
-@compiled(new_reals, reals, reals, real)
-def read_bins(value, info, strength):
+def learn_depths(value, info, before, residual, information, memory, prior, strength):
+    read = np.empty(len(value))
+    rise = _learn_depths(value, info, before, residual, information, memory, prior, strength, read)
+    return read, rise
+
+
+@compiled(types.none, reals, reals, real, new_reals)
+def _read_bins(value, info, strength, read):
     seen = first = second = total = cross = 0.0
     for k in range(len(value)):
         centre, weighted = BIN_CENTRES[k], info[k] * value[k]
@@ -176,15 +193,19 @@ def read_bins(value, info, strength):
     scale = (shift_info * (cross + SCALE_PRIOR) - first * total) / determinant
     scale = min(max(scale, 0.0), 2.0)
     shift = (total - scale * first) / shift_info
-    read = np.empty(len(value))
     for k in range(len(value)):
         believed = strength * min(max(shift + scale * BIN_CENTRES[k], -2.5), 2.5)
         read[k] = (info[k] * value[k] + believed) / (info[k] + strength)
+
+
+def read_bins(value, info, strength):
+    read = np.empty(len(value))
+    _read_bins(value, info, strength, read)
     return read
 
 
-@compiled(types.Tuple((new_reals, real)), *(new_reals, new_reals, reals, reals, reals, real, real))
-def learn_bins(value, info, before, residual, information, memory, strength):
+@compiled(real, *(new_reals, new_reals, reals, reals, reals, real, real, new_reals))
+def _learn_bins(value, info, before, residual, information, memory, strength, read):
     total = 0.0
     for k in range(len(value)):
         total += information[k]
@@ -192,8 +213,14 @@ def learn_bins(value, info, before, residual, information, memory, strength):
     for k in range(len(value)):
         info[k] *= math.exp(max(information[k], stale) / -memory)
     _blend(value, info, before, residual, information)
-    read = read_bins(value, info, strength)
-    return read, _mean_rise(read, before, information)
+    _read_bins(value, info, strength, read)
+    return _mean_rise(read, before, information)
+
+
+def learn_bins(value, info, before, residual, information, memory, strength):
+    read = np.empty(len(value))
+    rise = _learn_bins(value, info, before, residual, information, memory, strength, read)
+    return read, rise
 
 
 @njit(cache=True)
@@ -204,9 +231,9 @@ def _hashed(ids, bits):
     return entries
 
 
-@compiled(new_ints, *(ints, new_ints, new_reals, new_reals, new_ints, whole))
-def find_entries(ids, owner, offset, info, level, bits):
-    entries = _hashed(ids, bits)
+@compiled(types.none, *(ints, new_ints, new_reals, new_reals, new_ints, whole, new_ints))
+def _find_entries(ids, owner, offset, info, level, bits, entries):
+    entries[:] = _hashed(ids, bits)
     new = np.empty(len(ids), dtype=np.bool_)
     for i in range(len(ids)):
         new[i] = owner[entries[i]] != ids[i]
@@ -215,6 +242,11 @@ def find_entries(ids, owner, offset, info, level, bits):
             owner[entries[i]] = ids[i]
             offset[entries[i]] = info[entries[i]] = 0.0
             level[entries[i]] = NEUTRAL_LEVEL
+
+
+def find_entries(ids, owner, offset, info, level, bits):
+    entries = np.empty(len(ids), dtype=np.int64)
+    _find_entries(ids, owner, offset, info, level, bits, entries)
     return entries
 
 

@@ -79,15 +79,19 @@ def _bits(odds):
     return np.int64(BITS[min(max(odds, 0), len(BITS) - 1)])
 
 
-@compiled(new_cells_2d, ints_2d, ints, cells_1d, cells_1d, cells_1d)
-def cells(codes, levels, terms, depths, offsets):
-    found = np.empty(codes.shape, dtype=np.int16)
+@compiled(types.none, ints_2d, ints, cells_1d, cells_1d, cells_1d, new_cells_2d)
+def _cells(codes, levels, terms, depths, offsets, found):
     for i in range(codes.shape[1]):
         cell = 0
         offset = np.int64(offsets[levels[i]]) if len(levels) else 0
         for j in range(len(codes)):
             cell += _bits(terms[codes[j, i]] + depths[j] + offset)
             found[j, i] = cell
+
+
+def cells(codes, levels, terms, depths, offsets):
+    found = np.empty(codes.shape, dtype=np.int16)
+    _cells(codes, levels, terms, depths, offsets, found)
     return found
 
 

@@ -56,18 +56,15 @@ def best_extra(rows, gain, extra, ms, most, most_ms, price):
     return most if most_value > best_value else best
 
 
-@compiled(types.Tuple((new_reals, new_ints, new_reals)), cells_2d, whole)
-def expected_drafts(cells, num_requests):
+@compiled(whole, *(cells_2d, whole, new_reals, new_ints, new_reals))
+def _expected_drafts(cells, num_requests, value, depth, count):
     most, size = cells.shape
     number, total = np.zeros((most, MASS_BINS), dtype=np.int64), np.zeros((most, MASS_BINS))
-    held = 0
     for j in range(most):
         for i in range(size):
             of_bin = min(cells[j, i] >> MASS_SHARED, MASS_BINS - 1)
-            held += number[j, of_bin] == 0
             number[j, of_bin] += 1
             total[j, of_bin] += SURVIVAL[min(np.int64(cells[j, i]), LAST_CELL)]
-    value, depth, count = np.empty(held), np.empty(held, dtype=np.int64), np.empty(held)
     share = num_requests / size
     end = 0
     for of_bin in range(MASS_BINS):  # survivals fall from bin to bin; within one, depths are sorted by insertion
@@ -81,17 +78,23 @@ def expected_drafts(cells, num_requests):
                 at -= 1
             value[at], depth[at], count[at] = mean, j + 1, number[j, of_bin] * share
             end += 1
-    return value, depth, count
+    return end
 
 
-@compiled(new_reals, *(reals, reals, reals, reals, ints, real))
-def ladder_values(value, count, extra, ms, ends, price):
+def expected_drafts(cells, num_requests):
+    most = len(cells) * MASS_BINS
+    value, depth, count = np.empty(most), np.empty(most, dtype=np.int64), np.empty(most)
+    held = _expected_drafts(cells, num_requests, value, depth, count)
+    return value[:held], depth[:held], count[:held]
+
+
+@compiled(types.none, *(reals, reals, reals, reals, ints, real, new_reals))
+def _ladder_values(value, count, extra, ms, ends, price, best):
     rows, gain = np.empty(len(value) + 1), np.empty(len(value) + 1)
     rows[0] = gain[0] = 0.0
     for k in range(len(value)):
         rows[k + 1] = rows[k] + count[k]
         gain[k + 1] = gain[k] + count[k] * value[k]
-    best = np.empty(len(ends))
     most, at, k = -np.inf, 0, 0
     for d in range(len(ends)):
         while k <= ends[d]:
@@ -101,13 +104,17 @@ def ladder_values(value, count, extra, ms, ends, price):
             most = max(most, _between(rows, gain, at, wanted) - price * ms[k])
             k += 1
         best[d] = most
+
+
+def ladder_values(value, count, extra, ms, ends, price):
+    best = np.empty(len(ends))
+    _ladder_values(value, count, extra, ms, ends, price, best)
     return best
 
 
-@compiled(new_reals, *(reals, ints, reals, ints, reals, reals, real))
-def best_values(value, depth, count, steps, extra, ms, price):
+@compiled(types.none, *(reals, ints, reals, ints, reals, reals, real, new_reals))
+def _best_values(value, depth, count, steps, extra, ms, price, best):
     knots, heights = np.empty(len(value) + 1), np.empty(len(value) + 1)
-    best = np.empty(len(steps))
     most = 0.0
     for k in range(len(value)):
         if depth[k] <= steps[-1]:
@@ -128,4 +135,9 @@ def best_values(value, depth, count, steps, extra, ms, price):
             while at < len(value) and knots[at + 1] <= wanted:
                 at += 1
             best[d] = max(best[d], _between(knots, heights, at, wanted) - price * ms[k])
+
+
+def best_values(value, depth, count, steps, extra, ms, price):
+    best = np.empty(len(steps))
+    _best_values(value, depth, count, steps, extra, ms, price, best)
     return best

@@ -28,5 +28,9 @@ new_cells, new_cells_2d = types.Array(types.int16, 1, "C"), types.Array(types.in
 
 
 def compiled(result, *arguments):
-    """Compile for these types, now."""
+    """Compile for these types, now.
+
+    What returns is at most numbers: to make arrays of results numba calls back into Python, and an interrupt that
+    arrives there ends as another error. So arrays that loops fill are made by their callers.
+    """
     return njit(result(*arguments), cache=True)

@@ -11,6 +11,8 @@ embedded engine; or *late*, with the round's feedback, as on a GPU that nobody w
 
 With ``--cpu`` only the time that the thread itself ran is counted, and not that in which others had its core.
 
+The planner's loops are compiled where numba is installed; with ``NUMBA_DISABLE_JIT=1`` they are numpy's there too.
+
 The line *control* times the same numpy calls over and over, as long as a plan takes: what its percentiles are apart is
 the machine's doing (interrupts, other tenants), not the planner's.
 """
@@ -27,6 +29,7 @@ from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHo
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import BatchView, CostModel, RoundFeedback, make_planner
+from lightspec_lightllm.planner.loops import INNER
 
 WARM_UP = 200
 """Rounds that are not counted."""
@@ -119,8 +122,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     clock = time.thread_time if args.cpu else time.perf_counter
+    INNER.prepare()
     print(
-        f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, K = {args.steps}, seed {args.seed}"
+        f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, loops: {INNER.described}, "
+        f"K = {args.steps}, seed {args.seed}"
     )
     print(
         f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}  us/round"

@@ -1,4 +1,7 @@
-"""The planner: pure functions of what was seen, on numpy alone. No clock, no random numbers, no input or output."""
+"""The planner: pure functions of what was seen, on numpy alone; faster with numba (see `loops`), with the same results.
+
+No clock, no random numbers, no input or output; numba keeps what it compiled on disk.
+"""
 
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.costs import CostModel

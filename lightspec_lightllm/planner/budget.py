@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightspec_lightllm.planner.costs import CostModel
+from lightspec_lightllm.planner.costs import BudgetCosts, CostModel
 from lightspec_lightllm.planner.gain import GainCurve
+from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.types import IntArray
 
 FEW = 32
@@ -26,8 +27,10 @@ class FoundBudget(NamedTuple):
         """Whether it does for a batch that is almost the same."""
         if len(batch) != len(self.batch):  # ids may come and go
             return False
+        if batch.tobytes() == self.batch.tobytes():
+            return drafter == self.drafter and self.rows <= num_requests + available
         few = num_requests // FEW
-        same = int(np.abs(batch - self.batch).sum()) <= few if few else bool((batch == self.batch).all())
+        same = few > 0 and int(np.abs(batch - self.batch).sum()) <= few
         return same and drafter == self.drafter and self.rows <= num_requests + available
 
 
@@ -58,15 +61,15 @@ def choose_budget(
     limit = num_requests + available
     if costs.max_rows is not None:
         limit = max(num_requests, min(limit, costs.max_rows))
+    budgets = costs.for_requests(num_requests).budgets(ends or (num_requests, limit), context, backlog)
+    return best_budget(curve, budgets, limit, price=price, fills=fills)
+
+
+def best_budget(curve: GainCurve, budgets: BudgetCosts, limit: int, *, price: float, fills: float) -> int:
+    """The same among candidates from N on, and ``limit``, which may end between two of them."""
+    num_requests = budgets.least
     if limit == num_requests:
         return num_requests
-    budgets = costs.for_requests(num_requests).budgets(ends or (num_requests, limit), context, backlog)
-    end = int(budgets.rows.searchsorted(limit, "right"))
-    value = curve.at(budgets.extra[:end]) - price * budgets.ms(fills)[:end]
-    best = int(value.argmax())
-    rows = int(budgets.rows[best])
-    if budgets.rows[end - 1] != limit:  # all there is ends between two candidates
-        everything = curve.gain_of(limit - num_requests) - price * budgets.ms_of(limit, fills)
-        if everything > value[best]:
-            return limit
-    return rows
+    most, most_ms = limit - num_requests, budgets.ms_of(limit, fills)
+    best = INNER.loops.best_extra(curve.rows, curve.gain, budgets.extra, budgets.ms(fills), most, most_ms, price)
+    return num_requests + int(best)

@@ -34,6 +34,6 @@ class ChainRule:
             confidence: float[n, j], of the drafts so far, j at least 1.
             request_ids: int[n], of the requests that are drafted for.
         """
-        ids = np.asarray(request_ids, dtype=np.int64)
+        ids = np.array(request_ids, dtype=np.int64)
         expected = self.estimator.next_survival(confidence, ids)
         return float(np.maximum(expected - self.row_price, 0.0).sum()) > self.step_price

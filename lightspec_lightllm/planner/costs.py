@@ -237,6 +237,7 @@ class BudgetCosts:
 
     Attributes:
         rows: int[C], ascending from N.
+        least: N.
         extra: float[C], ``rows - N``: drafted rows.
         ends: where the budgets that were asked for stand in ``rows``.
         backlog: rows that a drafter pass runs besides.
@@ -244,12 +245,13 @@ class BudgetCosts:
         fill_line: the same of what a drafter runs over all verified rows.
     """
 
-    __slots__ = ("_ms", "backlog", "ends", "extra", "fill_line", "rows", "target_line")
+    __slots__ = ("_ms", "backlog", "ends", "extra", "fill_line", "least", "rows", "target_line")
 
     def __init__(
         self, rows: IntArray, ends: IntArray, backlog: int, target_line: FloatArray, fill_line: FloatArray
     ) -> None:
         self.rows = rows
+        self.least = int(rows[0])
         self.extra: FloatArray = (rows - rows[0]).astype(np.float64)
         self.ends = ends
         self.backlog = backlog

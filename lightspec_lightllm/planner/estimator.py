@@ -8,32 +8,22 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from lightspec_lightllm.planner.acceptance import (
-    LEVEL_OFFSETS,
     AcceptanceModel,
     ChangeDetector,
     RequestOffsets,
     Scores,
-    acceptance_by_level,
-    information_of,
     logit,
     raised,
 )
-from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
+from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.gain import GainCurve, SurvivalHistory, SurvivalMass
 from lightspec_lightllm.planner.levels import LevelTable
+from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.options import PlannerOptions
-from lightspec_lightllm.planner.survival import NO_DRAFT, CellArray, SurvivalTable, survival_of
-from lightspec_lightllm.planner.trials import (
-    Learned,
-    SeenRound,
-    Trials,
-    at_least,
-    by_level,
-    joined,
-    joined_codes,
-    single_trials,
-    summed,
-)
+from lightspec_lightllm.planner.scale import LEVELS
+from lightspec_lightllm.planner.survival import CellArray, survival_of
+from lightspec_lightllm.planner.survival_table import NONE, SureDrafts, SurvivalTable
+from lightspec_lightllm.planner.trials import Learned, SeenRound, at_least, joined, joined_codes, trials_of
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 LEARN_ROUNDS = 6
@@ -64,9 +54,6 @@ LEAST_HOPE = 0.02
 SCORED_TRIALS = 384
 """Trials with confidences after which the older rounds of those taken in together are left out."""
 
-SHORT = 6
-"""Up to so many requests that propose fewer drafts than others are looked at one by one: new ones are few."""
-
 
 class AcceptanceEstimator:
     """Survivals of waiting and of future drafts, learned from what rounds accepted.
@@ -95,10 +82,11 @@ class AcceptanceEstimator:
         self._offsets = RequestOffsets(
             memory_trials=options.request_memory_trials, prior_trials=options.request_prior_trials
         )
-        self._history = SurvivalHistory(max_draft_steps)
+        self._history = SurvivalHistory()
         self._detector = ChangeDetector()
         self._future: tuple[tuple[int, int], SurvivalMass] | None = None
         self._last_levels: tuple[IntArray, int, IntArray] | None = None
+        self._last_tally: tuple[IntArray, IntArray] | None = None
         self.trusts_confidence = True
         self._skill = 0.0
         self._rounds: list[SeenRound] = []
@@ -109,22 +97,21 @@ class AcceptanceEstimator:
     def _refresh(self) -> None:
         """Read the models; the tables of requests and of confidences are built when they are first asked for."""
         self.version += 1
-        self._neutral = self._marginal.acceptance()
         self._plain_terms = self._marginal.depth_terms
+        self._neutral, self._neutral_survival = INNER.loops.acceptances(self._plain_terms)
         self._sure_terms = self._calibrated.bin_terms, self._calibrated.depth_terms
         self.hope = (self._calibrated if self._sure else self._marginal).first_hope()
-        self._neutral_survival: FloatArray = np.multiply.accumulate(self._neutral)
         self._levels_built: LevelTable | None = None
         self._survivals_built: SurvivalTable | None = None
 
     def _levels_table(self) -> LevelTable:
         if self._levels_built is None:
-            self._levels_built = LevelTable(acceptance_by_level(self._plain_terms))
+            self._levels_built = LevelTable(self._plain_terms)
         return self._levels_built
 
     def _survivals(self) -> SurvivalTable:
         if self._survivals_built is None:
-            self._survivals_built = SurvivalTable(*self._sure_terms, self._plain_terms, LEVEL_OFFSETS)
+            self._survivals_built = SurvivalTable(*self._sure_terms, self._plain_terms)
         return self._survivals_built
 
     @property
@@ -143,49 +130,46 @@ class AcceptanceEstimator:
             last = self._last_levels = (entries, self.version, self._offsets.levels(entries))
         return last[2]
 
-    def cells(self, codes: IntArray, levels: IntArray | None, proposed: IntArray | None = None) -> CellArray:
-        """int16[D, N]: survivals of drafts by their confidences (see `survival`), of int[D, N] codes.
+    def level_tally(self, levels: IntArray) -> IntArray:
+        """int[LEVELS], how many of the requests whose levels were just asked for are of each."""
+        last = self._last_tally
+        if last is None or last[0] is not levels:
+            last = self._last_tally = (levels, np.bincount(levels, minlength=LEVELS))
+        return last[1]
 
-        Args:
-            proposed: int[N], how many drafts there are of each request; None: all are meant.
-        """
-        cells = self._survivals().cells(codes, levels)
-        if proposed is not None:
-            short = (proposed < len(codes)).nonzero()[0]
-            if len(short) > SHORT:
-                np.putmask(cells, self._depths[: len(codes), None] >= proposed, NO_DRAFT)
-            else:
-                for request in short.tolist():
-                    cells[proposed[request] :, request] = NO_DRAFT
-        return cells
+    def drafts(
+        self,
+        confidence: FloatArray,
+        num_depths: int,
+        *,
+        proposed: IntArray | None,
+        levels: IntArray | None,
+        some_unknown: bool,
+    ) -> SureDrafts:
+        """Waiting drafts by their confidences (see `SurvivalTable.drafts`)."""
+        return self._survivals().drafts(
+            confidence, num_depths, proposed=proposed, levels=levels, some_unknown=some_unknown
+        )
 
     def waiting(
-        self, proposed: IntArray, tally: IntArray, levels: IntArray | None, cells: CellArray | None
+        self, proposed: IntArray, tally: IntArray, levels: IntArray | None
     ) -> tuple[GainCurve, FloatArray | None]:
-        """Gain curve of the waiting drafts, and the float[N, K] survivals to take rows by.
+        """Gain curve of waiting drafts without confidences, and the float[N, K] survivals to take rows by.
 
         The survivals are None where requests cannot be told apart, and where the confidences are not known yet but the
         host will rank by them on its own; the curve is then that of the population of recent rounds.
 
         Args:
             tally: int[K + 1], how many requests propose 0, 1, .. K drafts.
-            cells: int16[D, N], of the waiting drafts, where their confidences are known and used.
         """
         num_requests = len(proposed)
-        if cells is not None:
-            survival = survival_of(cells)
-            if len(cells) < self.max_draft_steps:
-                deeper = np.zeros((self.max_draft_steps - len(cells), num_requests))
-                survival = np.concatenate((survival, deeper))
-            return GainCurve.of_cells(cells), survival.T
         if self._sure:
             mass = self.future(num_requests, levels)
             share = at_least(tally) / num_requests
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
         if levels is None:
             return GainCurve.of(at_least(tally), self._neutral_survival), None
-        counts = at_least(by_level(proposed, levels, self.max_draft_steps))
-        return self._levels_table().curve(counts), self.survival(levels)
+        return self._levels_table().curve(proposed, levels), self.survival(levels)
 
     def survival(self, levels: IntArray | None) -> FloatArray | None:
         """float[N, K], survivals of requests without confidences, or None where nothing tells them apart."""
@@ -234,7 +218,7 @@ class AcceptanceEstimator:
         steps = min(confidence.shape[1], self.max_draft_steps - 1)
         codes = np.full((steps + 1, len(confidence)), NUM_CODES + steps)
         codes[:steps] = codes_of(confidence, steps, some_unknown=bool(np.isnan(confidence).any()))
-        return survival_of(self.cells(codes, self.levels(request_ids))[steps])
+        return survival_of(self._survivals().cells(codes, self.levels(request_ids))[steps])
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -247,7 +231,7 @@ class AcceptanceEstimator:
         """Note one round. Several are taken in together; the first ones at once. For a large batch that is spread: a
         part of the work is done with every round that follows."""
         num_requests = len(seen.trials)
-        if seen.codes is not None and self._rounds and int(np.add.reduce(seen.trials)) >= SCORED_TRIALS:
+        if seen.codes is not None and self._rounds and seen.num_trials >= SCORED_TRIALS:
             self._rounds[-1] = self._rounds[-1].without_codes()  # nobody will look at them
         self._rounds.append(seen)
         self._go_on(num_requests)
@@ -303,30 +287,23 @@ class AcceptanceEstimator:
 
     def _learn_marginal(self, rounds: list[SeenRound]) -> Generator[None, None, Learned]:
         """What trials say by depth and, where confidences are not used, by request."""
-        most = self.max_draft_steps
-        accepted = np.bincount(joined([seen.accepted for seen in rounds]), minlength=most + 2)
-        expected, information = np.zeros(most), np.zeros(most)
-        requests = None
         trusted = self.trusts_confidence
         known = [s for s in rounds if s.request_ids is not None and (s.codes is None or not trusted)]
+        scores = np.zeros((2, self.max_draft_steps))
+        requests = None
         if len(known) < len(rounds):
-            others = [s.trials for s in rounds if s.request_ids is None or (s.codes is not None and trusted)]
-            tried = at_least(np.bincount(joined(others), minlength=most + 1))
-            expected += tried * self._neutral
-            information += tried * information_of(self._neutral)
+            others = [s for s in rounds if s.request_ids is None or (s.codes is not None and trusted)]
+            scores += INNER.loops.depth_scores(*trials_of(others), self._neutral)
         if known:
-            trials = joined([seen.trials for seen in known])
+            trials, accepted = trials_of(known)
             ids = joined([seen.request_ids for seen in known if seen.request_ids is not None])
             levels, table = self._offsets.levels(self._offsets.find(ids)), self._levels_table()
             yield
-            counts = at_least(by_level(trials, levels, most))
-            expected += np.add.reduce(counts * table.acceptance)
-            information += np.add.reduce(counts * information_of(table.acceptance))
-            hoped, telling = table.scores(levels, trials)
-            successes = joined([seen.accepted for seen in known]) - 1
-            requests = Scores(ids, successes - hoped, telling)
-        residual = at_least(accepted)[1:] - expected
+            by_depth, by_request = INNER.loops.level_scores(trials, accepted, levels, table.acceptance, table.expected)
+            scores += by_depth
+            requests = Scores(ids, *by_request)
         yield
+        residual, information = scores
         return Learned(residual, information, self._marginal.learn(residual, information), requests)
 
     def _learn_calibrated(
@@ -344,37 +321,38 @@ class AcceptanceEstimator:
             if num_trials >= SCORED_TRIALS:
                 break
             chosen.append(seen)
-            num_trials += int(np.add.reduce(seen.trials))
+            num_trials += seen.num_trials
         codes, proposed = joined_codes(chosen, self.max_draft_steps), joined([seen.proposed for seen in chosen])
         ids = levels = None
         if self.trusts_confidence and all(seen.request_ids is not None for seen in chosen):
             ids = joined([seen.request_ids for seen in chosen if seen.request_ids is not None])
             levels = self._offsets.levels(self._offsets.find(ids))
         yield
-        cells = self.cells(codes, levels)
+        table = self._survivals()
+        cells = table.cells(codes, levels)
         if not num_trials:
             return cells, proposed, None
-        accepted = joined([seen.accepted for seen in chosen])
-        trials = single_trials(joined([seen.trials for seen in chosen]), accepted, codes)
+        trials, accepted = trials_of(chosen)
+        by_bin, by_request = np.zeros((2, NUM_BINS)), np.zeros((2, len(trials)))
+        by_depth = np.zeros((2, self.max_draft_steps))
         yield
-        of_trials = None if levels is None else levels.take(trials.request)
-        expected = self._survivals().acceptance(trials.code, trials.depth, of_trials)
-        scores = trials.right - expected, information_of(expected)
-        self._judge(trials)
+        num_known, likelier = INNER.loops.score_trials(
+            trials,
+            accepted,
+            codes,
+            NONE if levels is None else levels,
+            *table.against,
+            self._neutral,
+            by_bin,
+            by_depth,
+            by_request,
+        )
+        # How much more confidences tell than depths alone: by the likelihood of trials under both models.
+        self._skill = math.exp(-num_known / SKILL_TRIALS) * self._skill + likelier
         yield
-        rise = self._calibrated.learn_bins(*summed(BIN_OF_CODE.take(trials.code), *scores, NUM_BINS))
-        residual, information = summed(trials.depth, *scores, self.max_draft_steps)
+        rise = self._calibrated.learn_bins(*by_bin)
+        residual, information = by_depth
         rise += self._calibrated.learn(residual - information * rise, information)
         if not self.trusts_confidence:
             return cells, proposed, None
-        requests = None if ids is None else Scores(ids, *summed(trials.request, *scores, len(ids)))
-        return cells, proposed, Learned(residual, information, rise, requests)
-
-    def _judge(self, trials: Trials) -> None:
-        """How much more confidences tell than depths alone: by the likelihood of trials under both models."""
-        told = self._survivals().acceptance(trials.code, trials.depth, None)
-        plain = self._neutral.take(trials.depth)
-        wrong = 1 - trials.right
-        ratio = np.abs(wrong - told) / np.abs(wrong - plain)
-        keep = math.exp(-len(ratio) / SKILL_TRIALS)
-        self._skill = keep * self._skill + float(np.add.reduce(np.log(ratio)))
+        return cells, proposed, Learned(residual, information, rise, None if ids is None else Scores(ids, *by_request))

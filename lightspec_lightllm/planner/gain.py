@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, CellArray, survival_of
+from lightspec_lightllm.planner.loops import INNER
+from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
+from lightspec_lightllm.planner.loops.plain.reading import curve_of_cells
+from lightspec_lightllm.planner.survival import CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
-
-_SHARED = 3
-"""Cells are taken together by 2^3 in a gain curve: to 1/16 bit."""
-
-_CURVE_CELLS = LAST_CELL >> _SHARED
-_CURVE_VALUE = survival_of((np.arange(_CURVE_CELLS) << _SHARED) + 3)
-
-_HISTORY_BINS = 11  # half a bit of survival each; the last takes all that is less likely
-_HISTORY_SHARED = (BIT_STEPS // 2).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +72,7 @@ class GainCurve:
     @classmethod
     def of(cls, count: FloatArray | IntArray, value: FloatArray) -> GainCurve:
         """The curve of ``count`` rows of each survival, highest survival first."""
-        count = count.astype(np.float64)  # first: to change type while accumulating is slow
-        rows = np.zeros(len(count) + 1)
-        gain = np.zeros(len(count) + 1)
-        np.add.accumulate(count, out=rows[1:])
-        np.add.accumulate(np.multiply(count, value, out=count), out=gain[1:])
-        return cls(rows, gain)
+        return cls(*curve_of(count, value))
 
     @classmethod
     def of_survivals(cls, survival: FloatArray) -> GainCurve:
@@ -95,8 +84,7 @@ class GainCurve:
     @classmethod
     def of_cells(cls, cells: CellArray) -> GainCurve:
         """The curve of single drafts by cell (see `survival`), of those that there are and that may be accepted."""
-        count = np.bincount((cells >> _SHARED).ravel(), minlength=_CURVE_CELLS)
-        return cls.of(count[:_CURVE_CELLS], _CURVE_VALUE)
+        return cls(*curve_of_cells(cells))
 
     def at(self, rows: IntArray | FloatArray) -> FloatArray:
         """Gain at several numbers of rows."""
@@ -104,7 +92,7 @@ class GainCurve:
 
     def gain_of(self, rows: int) -> float:
         """Gain of one number of rows."""
-        return float(np.interp(rows, self.rows, self.gain)) if rows else 0.0
+        return INNER.loops.gain_at(self.rows, self.gain, rows) if rows else 0.0
 
 
 NO_GAIN = GainCurve(np.zeros(1), np.zeros(1))
@@ -122,10 +110,9 @@ class SurvivalHistory:
 
     WINDOW = 256
 
-    def __init__(self, max_draft_steps: int) -> None:
+    def __init__(self) -> None:
         self._rounds: deque[CellArray] = deque()
         self._held = 0
-        self._depth_offset = np.arange(max_draft_steps, dtype=np.int16)[:, None] * np.int16(_HISTORY_BINS)
 
     def push(self, cells: CellArray, proposed: IntArray) -> None:
         """Add a round's int16[K, N] cells, which must not change afterwards; only the newest rounds are kept.
@@ -152,12 +139,4 @@ class SurvivalHistory:
     def mass(self, num_requests: int) -> SurvivalMass:
         """The expected drafts of a batch of N requests that each propose K, in bins half a bit of survival wide."""
         cells = self._rounds[0] if len(self._rounds) == 1 else np.concatenate(self._rounds, axis=1)
-        size = len(cells) * _HISTORY_BINS
-        bins = np.minimum(cells >> _HISTORY_SHARED, _HISTORY_BINS - 1)
-        bins += self._depth_offset
-        count = np.bincount(bins.ravel(), minlength=size)
-        total = np.bincount(bins.ravel(), weights=survival_of(cells).ravel(), minlength=size)
-        held = count.nonzero()[0]
-        number = count[held].astype(np.float64)
-        share = num_requests / cells.shape[1]
-        return SurvivalMass.of(total[held] / number, held // _HISTORY_BINS + 1, number * share)
+        return SurvivalMass(*INNER.loops.expected_drafts(cells, num_requests))

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
+from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.types import BatchView, FloatArray, IntArray, RoundFeedback
 
 NUMBERS = (int, float, np.integer, np.floating)
 """Types of one number."""
 
-_ONE_BITS = int(np.float64(1.0).view(np.uint64))
+_NO_COUNTS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Outcome(NamedTuple):
-    """A round's feedback, checked.
+    """A round's feedback, checked, in arrays of the planner's own: the host may reuse its buffers.
 
     Attributes:
         verified, accepted, proposed: int[N].
         confidence: float[N, K], see `read_confidence`, or None.
         request_ids: int[N] or None.
         num_unknown: confidences of proposed drafts that are not known.
+        trials: int[N], drafts verified whose predecessors were all accepted.
+        num_trials, num_accepted: sums of these and of the accept lengths.
     """
 
     verified: IntArray
@@ -33,6 +35,9 @@ class Outcome(NamedTuple):
     confidence: FloatArray | None
     request_ids: IntArray | None
     num_unknown: int = 0
+    trials: IntArray = _NO_COUNTS
+    num_trials: int = 0
+    num_accepted: int = 0
 
 
 def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArray | None, int]:
@@ -41,25 +46,26 @@ def read_view(view: BatchView, max_draft_steps: int) -> tuple[IntArray, FloatArr
     Raises:
         PlanError: the view's arrays do not fit the number of requests or hold impossible values.
     """
-    proposed, _ = read_proposals(view, max_draft_steps)
+    proposed = read_proposals(view, max_draft_steps)[0]
     if view.confidence is None:
         return proposed, None, 0
     return proposed, *read_confidence(view.confidence, proposed, max_draft_steps)
 
 
-def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, IntArray]:
-    """int[N] drafts waiting, and int[K + 1], how many requests have 0, 1, .. K of them.
+def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, IntArray, int]:
+    """int[N] drafts waiting, a copy; int[K + 1], how many requests have 0, 1, .. K of them; and their sum.
 
     Raises:
         PlanError: there is not one count in 0..K per request.
     """
-    proposed = np.asarray(view.proposed, dtype=np.int64)
+    proposed = np.array(view.proposed, dtype=np.int64)
     if proposed.shape != (view.num_requests,):
         raise PlanError(f"proposed: expected one count for each of {view.num_requests} requests, got {proposed.shape}")
-    tally = _tally(proposed, max_draft_steps)
-    if tally is None:
+    tally = np.empty(max_draft_steps + 1, dtype=np.int64)
+    available = INNER.loops.proposal_counts(proposed, tally)
+    if available < 0:
         raise PlanError(f"proposed: expected counts in 0..{max_draft_steps}, got {proposed.tolist()}")
-    return proposed, tally
+    return proposed, tally, available
 
 
 def read_backlog(view: BatchView, counted: int) -> int:
@@ -76,14 +82,14 @@ def read_backlog(view: BatchView, counted: int) -> int:
 
 
 def read_ids(view: BatchView) -> IntArray | None:
-    """int[N], ids of the requests, or None.
+    """int[N], ids of the requests, a copy, or None.
 
     Raises:
         PlanError: there is not one per request.
     """
     if view.request_ids is None:
         return None
-    ids = np.asarray(view.request_ids, dtype=np.int64)
+    ids = np.array(view.request_ids, dtype=np.int64)
     if ids.shape != (view.num_requests,):
         raise PlanError(f"request_ids: expected {view.num_requests} ids, got shape {ids.shape}")
     return ids
@@ -104,8 +110,8 @@ def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) ->
     expected = (len(proposed), max_draft_steps)
     if confidence.shape != expected:
         raise PlanError(f"confidence: expected shape {expected}, got {confidence.shape}")
-    # Doubles in 0..1 are those whose bits, read as whole numbers, are at most the bits of 1: one pass for two.
-    if not len(proposed) or (confidence.flags.c_contiguous and _largest(confidence.view(np.uint64)) <= _ONE_BITS):
+    flags = confidence.flags
+    if flags.c_contiguous and flags.aligned and INNER.loops.are_probabilities(confidence):
         return confidence, 0
     confidence = np.where(np.arange(max_draft_steps) < proposed[:, None], confidence, 0.0)
     unknown = np.isnan(confidence)
@@ -128,9 +134,11 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: 
         shapes = f"{verified.shape} and {accepted.shape}"
         raise FeedbackError(f"verified and accepted: expected one number per request each, got shapes {shapes}")
     planned = feedback.plan.proposed
-    proposed = verified if planned is None or len(planned) != len(verified) else planned
-    tally = _tally(accepted, max_draft_steps + 1)
-    if tally is None or tally[0] or not _possible(verified, accepted, proposed, max_draft_steps):
+    known = planned is not None and len(planned) == len(verified)
+    proposed = np.array(planned, dtype=np.int64) if known else verified
+    trials = np.empty(len(verified), dtype=np.int64)
+    possible, *sums = INNER.loops.round_counts(verified, accepted, proposed, max_draft_steps, trials)
+    if not possible:
         raise FeedbackError(
             f"expected verified in 0..{max_draft_steps}, no more than the {proposed.tolist()} proposed, and "
             f"accepted in 1..1 + verified, got verified {verified.tolist()} and accepted {accepted.tolist()}"
@@ -146,33 +154,13 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: 
             sure, num_unknown = read_confidence(feedback.confidence, proposed, max_draft_steps)
         except PlanError as error:
             raise FeedbackError(str(error)) from None
-    return Outcome(verified, accepted, proposed, sure, ids, num_unknown)
-
-
-def _largest(values: npt.NDArray[np.uint64]) -> int:
-    return int(np.maximum.reduce(values, axis=None))
-
-
-def _possible(verified: IntArray, accepted: IntArray, proposed: IntArray, max_draft_steps: int) -> bool:
-    """Whether accept lengths of at least 1 fit the drafts verified; the first bound keeps these from being negative."""
-    return not len(verified) or (
-        int(np.maximum.reduce(accepted - verified)) <= 1
-        and (proposed is verified or int(np.maximum.reduce(verified - proposed)) <= 0)
-        and int(np.maximum.reduce(verified)) <= max_draft_steps
-    )
-
-
-def _tally(counts: IntArray, largest: int) -> IntArray | None:
-    """int[largest + 1], how many are 0, 1, .. largest; None where one is outside."""
-    try:
-        tally: IntArray = np.bincount(counts, minlength=largest + 1)
-    except (ValueError, MemoryError):  # one below 0, or far beyond
-        return None
-    return tally if len(tally) == largest + 1 else None
+    return Outcome(verified, accepted, proposed, sure, ids, num_unknown, trials, *sums)
 
 
 def _whole(name: str, values: object) -> IntArray:
-    """One whole number per request."""
+    """One whole number per request, a copy."""
+    if type(values) is np.ndarray and values.dtype is _NO_COUNTS.dtype and values.ndim == 1:
+        return cast(IntArray, values.copy())
     try:
         array = np.asarray(values)
     except ValueError:
@@ -181,7 +169,7 @@ def _whole(name: str, values: object) -> IntArray:
         raise FeedbackError(
             f"{name}: expected one whole number per request, got shape {array.shape} and dtype {array.dtype}"
         )
-    return array.astype(np.int64, copy=False)
+    return array.astype(np.int64)
 
 
 def _is_time(value: object) -> bool:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
-from lightspec_lightllm.planner.acceptance import LEVELS
-from lightspec_lightllm.planner.budget import FoundBudget, choose_budget
+from lightspec_lightllm.planner.batch_costs import KeptCosts
+from lightspec_lightllm.planner.budget import FoundBudget, best_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.confidence import codes_of
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
@@ -23,11 +23,12 @@ from lightspec_lightllm.planner.intake import (
     read_ids,
     read_proposals,
 )
+from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
-from lightspec_lightllm.planner.steps import budget_ends, catching_up_ms, compared_steps, legal_steps, steps_values
-from lightspec_lightllm.planner.survival import CellArray
+from lightspec_lightllm.planner.steps import catching_up_ms, compared_steps, legal_steps, steps_values
+from lightspec_lightllm.planner.survival_table import SureDrafts
 from lightspec_lightllm.planner.trials import Reading, SeenRound
 from lightspec_lightllm.planner.types import (
     BatchView,
@@ -72,7 +73,9 @@ class LightspecPlanner:
         self.drafter: DrafterKind = drafter
         self.options = options
         self.counters = PlannerCounters()
+        INNER.prepare()
         self._legal = legal_steps(drafter, max_draft_steps)
+        self._kept = KeptCosts(costs, drafter=drafter, legal=self._legal)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
         self._drift = CostDrift()
@@ -92,6 +95,11 @@ class LightspecPlanner:
         self._doomed = False
         self._expected_choice: tuple[tuple[float, ...], float] = ((), 0.0)
 
+    @property
+    def loops(self) -> str:
+        """What runs the loops over requests and drafts: ``compiled``, or ``numpy`` and why. Plans are the same."""
+        return INNER.described
+
     # --- plan ---------------------------------------------------------------------------------------------------------
 
     def plan(self, view: BatchView) -> Plan:
@@ -103,13 +111,12 @@ class LightspecPlanner:
         num_requests = view.num_requests
         if num_requests == 0:
             return Plan(0, 0)
-        proposed, tally = read_proposals(view, self.max_draft_steps)
-        levels, cells, reading = self._read(view, proposed, tally)
-        available = int(np.add.reduce(proposed))
+        proposed, tally, available = read_proposals(view, self.max_draft_steps)
+        levels, drafts, reading = self._read(view, proposed, tally)
         backlog = min(read_backlog(view, self._backlog), BACKLOG_TOKENS * num_requests)
         fresh = self._settle(num_requests)
 
-        curve, survival, rows = self._choose_budget(proposed, tally, available, levels, cells, backlog)
+        curve, survival, rows = self._choose_budget(proposed, tally, available, levels, drafts, backlog)
         if fresh and self._search_in < 0:
             self._search_in = 0 if self._estimator.version <= WARM_VERSIONS else 1  # no round does everything
         if self._search_in == 0:
@@ -119,13 +126,13 @@ class LightspecPlanner:
 
         self._steps = steps
         self.counters.plans += 1
-        table_ms = self._table_ms(num_requests, rows, steps, backlog)
+        table_ms = self._kept.of(num_requests, self._context).round_ms(rows, steps, backlog)
         return Plan(
             verify_rows=rows,
             draft_steps=steps,
             num_requests=num_requests,
             survival=survival,
-            proposed=proposed.copy(),
+            proposed=proposed,
             table_ms=table_ms,
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
@@ -137,10 +144,8 @@ class LightspecPlanner:
     def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
         if self.drafter not in ("serial", "serial_no_kv") or not self._estimator.trusts_confidence:
             return None
-        target, draft = self.costs.for_requests(num_requests).lines(rows + num_requests, self._context)
-        # The slope of the target over the next row of every request.
-        row_ms = float(target[rows + num_requests] - target[rows]) / num_requests
-        return ChainRule(self._estimator, self._price * row_ms, self._price * float(draft[num_requests]))
+        costs = self._kept.of(num_requests, self._context)
+        return ChainRule(self._estimator, self._price * costs.row_ms(rows), self._price * costs.step_ms)
 
     def _settle(self, num_requests: int) -> bool:
         """Set the price of time, and keep it until something was learned or the batch changed; whether it was set."""
@@ -149,7 +154,7 @@ class LightspecPlanner:
         if state == self._state and self._age < SETTLED_ROUNDS:
             return False
         self._state, self._age = state, 0
-        self._price = self.price(num_requests, self._context)
+        self._price = self._price_at(self._kept.of(num_requests, self._context).off_ms, num_requests)
         self._last_budget = None
         return True
 
@@ -159,7 +164,7 @@ class LightspecPlanner:
         tally: IntArray,
         available: int,
         levels: IntArray | None,
-        cells: CellArray | None,
+        drafts: SureDrafts | None,
         backlog: int,
     ) -> tuple[GainCurve, FloatArray | None, int]:
         """Gain curve of the waiting drafts, the survivals to take rows by, and the verify budget."""
@@ -169,42 +174,39 @@ class LightspecPlanner:
         fills = draft_terms(self.drafter, self._steps)[1]
         drafter = (fills, backlog if fills else 0)
         batch = tally
-        if cells is None:
+        if drafts is None:
             self._choice *= 1.0 - CHOICE_SHARE
             if levels is not None:
-                batch = np.concatenate((tally, np.bincount(levels, minlength=LEVELS)))
+                batch = np.concatenate((tally, self._estimator.level_tally(levels)))
             last = self._last_budget
             if last is not None and last.fits(batch, drafter, num_requests, available):
                 return last.curve, self._estimator.survival(levels), last.rows
-        curve, survival = self._estimator.waiting(proposed, tally, levels, cells)
+        if drafts is None:
+            curve, survival = self._estimator.waiting(proposed, tally, levels)
+        else:
+            curve, survival = drafts.curve, drafts.survival
         rows = self._best_rows(curve, num_requests, available, drafter)
-        if cells is not None and available == num_requests * self._steps:
+        if drafts is not None and available == num_requests * self._steps:
             self._note_choice(curve, rows, num_requests, drafter)
         if rows == num_requests and self._estimator.hopes:
-            known = None if cells is None else survival
+            known = None if drafts is None else survival
             hopeful = self._estimator.hopeful_curve(proposed, tally, levels, known)
             rows = self._best_rows(hopeful, num_requests, available, drafter)
-        self._last_budget = FoundBudget(batch, drafter, curve, rows) if cells is None else None
+        self._last_budget = FoundBudget(batch, drafter, curve, rows) if drafts is None else None
         return curve, survival, rows
 
     def _best_rows(self, curve: GainCurve, num_requests: int, available: int, drafter: tuple[float, int]) -> int:
-        return choose_budget(
-            curve,
-            num_requests,
-            available,
-            costs=self.costs,
-            context=self._context,
-            price=self._price,
-            fills=drafter[0],
-            backlog=drafter[1],
-            ends=budget_ends(num_requests, self._legal, self.costs.max_rows),
-        )
+        fills, backlog = drafter
+        limit = num_requests + available
+        if self.costs.max_rows is not None:
+            limit = max(num_requests, min(limit, self.costs.max_rows))
+        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
+        return best_budget(curve, budgets, limit, price=self._price, fills=fills)
 
     def _note_choice(self, curve: GainCurve, rows: int, num_requests: int, drafter: tuple[float, int]) -> None:
         """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
         fills, backlog = drafter
-        ends = budget_ends(num_requests, self._legal, self.costs.max_rows)
-        budgets = self.costs.for_requests(num_requests).budgets(ends, self._context, backlog)
+        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
 
         def value(curve: GainCurve, rows: int) -> float:
             return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)
@@ -219,17 +221,21 @@ class LightspecPlanner:
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""
-        off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, context))
+        return self._price_at(self.costs.target_ms(num_requests, num_requests, context), num_requests)
+
+    def _price_at(self, off_ms: float, num_requests: int) -> float:
+        off_ms = self._drift.correct(off_ms)
         return self._pace.speedup * num_requests / max(off_ms, 1e-9) * self._drift.slope
 
     def _read(
         self, view: BatchView, proposed: IntArray, tally: IntArray
-    ) -> tuple[IntArray | None, CellArray | None, Reading | None]:
-        """The requests' levels, and the cells of the waiting drafts (see `survival`) with the confidences they are
-        from; notes the batch's context. Only as many depths are read as some request proposes."""
+    ) -> tuple[IntArray | None, SureDrafts | None, Reading | None]:
+        """The requests' levels, and the waiting drafts by the confidences they are from; notes the batch's context.
+        Only as many depths are read as some request proposes."""
         context = view.context_tokens
         if not isinstance(context, NUMBERS):
-            context = float(np.add.reduce(context, axis=None)) / (np.size(context) or math.nan)
+            context = np.asarray(context)
+            context = float(np.add.reduce(context, axis=None)) / (context.size or math.nan)
         if not 0.0 <= context < math.inf:
             raise PlanError(f"context_tokens: expected a number of tokens of at least 0, got a mean of {context}")
         if not abs(context - self._context) <= CONTEXT_STEP * self._context + 8.0:
@@ -241,10 +247,12 @@ class LightspecPlanner:
         self.counters.unknown_confidences += num_unknown
         if not self._estimator.trusts_confidence:
             return levels, None, None
-        deepest = int(tally.nonzero()[0][-1])
-        codes = codes_of(confidence, deepest, some_unknown=num_unknown > 0)
+        deepest = len(tally) - 1 if tally[-1] else int(tally.nonzero()[0][-1])
         ragged = None if tally[deepest] == len(proposed) else proposed
-        return levels, self._estimator.cells(codes, levels, ragged), Reading(view.confidence, codes)
+        drafts = self._estimator.drafts(
+            confidence, deepest, proposed=ragged, levels=levels, some_unknown=num_unknown > 0
+        )
+        return levels, drafts, Reading(view.confidence, drafts.codes)
 
     def _choose_steps(self, num_requests: int, levels: IntArray | None, backlog: int) -> int:
         """The draft steps of the next round, from a steady state that does not depend on how few are waiting now."""
@@ -313,10 +321,10 @@ class LightspecPlanner:
         if probe_rows <= num_requests or not (drafted or self._probes.due()):
             return rows, steps, False
         probe_steps = max(steps, self._legal[1])
-        off_ms = self._table_ms(num_requests, num_requests, 0, backlog)
-        extra_ms = self._table_ms(num_requests, probe_rows, probe_steps, backlog) - off_ms
+        costs = self._kept.of(num_requests, self._context)
+        extra_ms = costs.round_ms(probe_rows, probe_steps, backlog) - costs.off_ms
         share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.upside)
-        if not (drafted or self._probes.due(extra_ms / (share * max(off_ms, 1e-9)))):
+        if not (drafted or self._probes.due(extra_ms / (share * max(costs.off_ms, 1e-9)))):
             return rows, steps, False
         self.counters.probes += 1
         self._drafted_to_probe = available == 0
@@ -324,17 +332,6 @@ class LightspecPlanner:
             self._probes.planned()
             return probe_rows, steps, True
         return rows, probe_steps, True
-
-    def _table_ms(self, num_requests: int, rows: int, steps: int, backlog: int) -> float:
-        return self.costs.target_ms(rows, num_requests, self._context) + self.costs.draft_ms(
-            self.drafter,
-            num_requests,
-            rows,
-            steps,
-            block=self.max_draft_steps,
-            context=self._context,
-            backlog=backlog,
-        )
 
     # --- observe ------------------------------------------------------------------------------------------------------
 
@@ -357,12 +354,13 @@ class LightspecPlanner:
             return
         self.counters.observed += 1
         self._account(feedback, outcome)
-        trials = np.minimum(outcome.verified, outcome.accepted)
-        num_trials = int(np.add.reduce(trials))
+        trials, num_trials = outcome.trials, outcome.num_trials
         surprise = self._estimator.surprise(trials, outcome.accepted) if feedback.plan.probe else 0.0
         codes = self._codes(feedback, outcome)
         if num_trials or codes is not None:
-            self._estimator.learn(SeenRound.of(outcome, trials, codes))
+            self._estimator.learn(
+                SeenRound(trials, num_trials, outcome.accepted, outcome.proposed, outcome.request_ids, codes)
+            )
         else:
             self._estimator.pass_round(len(trials))
         self.counters.changes = self._estimator.changes
@@ -383,7 +381,7 @@ class LightspecPlanner:
     def _account(self, feedback: RoundFeedback, outcome: Outcome) -> None:
         """Keep the running rate, the cost correction and the drafter's backlog."""
         plan = feedback.plan
-        tokens, num_requests = int(np.add.reduce(outcome.accepted)), len(outcome.accepted)
+        tokens, num_requests = outcome.num_accepted, len(outcome.accepted)
         self._backlog = min(self._backlog + tokens, BACKLOG_TOKENS * num_requests) if plan.draft_steps == 0 else 0
         table_ms = plan.table_ms
         if table_ms <= 0.0:
@@ -394,5 +392,5 @@ class LightspecPlanner:
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
-        off_ms = self._drift.correct(self.costs.target_ms(num_requests, num_requests, self._context))
+        off_ms = self._drift.correct(self._kept.of(num_requests, self._context).off_ms)
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))

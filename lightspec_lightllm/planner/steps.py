@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 
-from lightspec_lightllm.planner.costs import BudgetCosts, CostModel, draft_terms
+from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.gain import SurvivalMass
-from lightspec_lightllm.planner.types import DrafterKind, FloatArray
+from lightspec_lightllm.planner.loops import INNER
+from lightspec_lightllm.planner.types import DrafterKind, FloatArray, IntArray
 
 REWARM_ROUNDS = 128
 """Rounds over which catching up with the drafter's backlog is written off when drafting is resumed."""
@@ -43,24 +43,26 @@ def steps_values(
     Returns:
         float[D], tokens, less the price of the round's time.
     """
-    chained, fills = _terms(kind, legal)
+    chained, fills, steps = _terms(kind, legal)
     ends = budget_ends(num_requests, legal, costs.max_rows)
     chain_rows = num_requests * block if kind == "block" else num_requests
     line = costs.lines(max(ends[-1] + backlog, chain_rows), context)[1]
     budgets = costs.for_requests(num_requests).budgets(ends, context, backlog)
     # The passes over all rows are the same for every d but none, since chained layers take all d or none.
     passes = float(fills[-1])
-    if mass.ladder:
-        value = _ladder_values(mass, num_requests, budgets, price, passes)
+    candidates = budgets.extra, budgets.ms(passes)
+    if mass.ladder:  # drafting more or fewer only moves the end of one and the same gain curve
+        value = INNER.loops.ladder_values(mass.value, mass.count, *candidates, budgets.ends, price)
     else:
-        value = _values(mass, legal, budgets, price, passes)
+        value = INNER.loops.best_values(mass.value, mass.depth, mass.count, steps, *candidates, price)
+    value[0] = -price * budgets.ms_of(num_requests, 0.0)
     return num_requests + value - (price * float(line[chain_rows])) * chained
 
 
 @lru_cache(maxsize=64)
-def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+def _terms(kind: DrafterKind, legal: tuple[int, ...]) -> tuple[FloatArray, FloatArray, IntArray]:
     terms = np.array([draft_terms(kind, d) for d in legal])
-    return terms[:, 0], terms[:, 1]
+    return terms[:, 0], terms[:, 1], np.array(legal)
 
 
 @lru_cache(maxsize=1024)
@@ -68,34 +70,6 @@ def budget_ends(num_requests: int, legal: tuple[int, ...], max_rows: int | None)
     """The largest budget of each legal d."""
     cap = num_requests * (1 + legal[-1]) if max_rows is None else max_rows
     return tuple(max(num_requests, min(num_requests * (1 + d), cap)) for d in legal)
-
-
-def _ladder_values(
-    mass: SurvivalMass, num_requests: int, budgets: BudgetCosts, price: float, fills: float
-) -> FloatArray:
-    """Requests that are all alike: drafting d more or fewer only moves the end of one and the same gain curve."""
-    gain = mass.curve().at(budgets.extra)
-    best = cast(FloatArray, np.maximum.accumulate(gain - price * budgets.ms(fills)).take(budgets.ends))
-    best[0] = -price * budgets.ms_of(num_requests, 0.0)
-    return best
-
-
-def _values(mass: SurvivalMass, legal: tuple[int, ...], budgets: BudgetCosts, price: float, fills: float) -> FloatArray:
-    """All lengths at once: a gain curve per d, laid end to end so that one interpolation reads them all."""
-    steps = np.array(legal)[:, None]
-    count = mass.count * (mass.depth <= steps)
-    knots = np.zeros((len(legal), len(mass.value) + 1))
-    heights = np.zeros_like(knots)
-    np.add.accumulate(count, axis=1, out=knots[:, 1:])
-    np.add.accumulate(count * mass.value, axis=1, out=heights[:, 1:])
-    wanted = budgets.extra
-    shift = np.arange(len(legal))[:, None] * (knots[-1, -1] + wanted[-1] + 2.0)
-    # A budget beyond what d steps can fill pays for rows that do not exist, which never wins.
-    at = np.minimum(wanted, knots[:, -1:]) + shift
-    gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
-    best = cast(FloatArray, (gain - price * budgets.ms(fills)).max(axis=1))
-    best[0] = -price * budgets.ms_of(int(budgets.rows[0]), 0.0)
-    return best
 
 
 def catching_up_ms(kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float) -> float:

@@ -9,14 +9,11 @@ All of these fit into 16 bits, which makes them quick to add.
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 
-from lightspec_lightllm.planner.confidence import BIN_OF_CODE
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
-from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.planner.types import FloatArray
 
 CellArray = npt.NDArray[np.int16]
 
@@ -32,55 +29,25 @@ LAST_CELL = 16 * BIT_STEPS
 NO_DRAFT = MAX_DRAFT_STEPS * LAST_CELL + BIT_STEPS
 """The cell of a draft that is not there, past all others."""
 
-_MOST_ODDS = 24
-_ODDS = np.arange(-_MOST_ODDS * ODDS_STEPS, _MOST_ODDS * ODDS_STEPS + 1) / ODDS_STEPS
-_BITS = np.minimum(np.rint(np.log2(1.0 + np.exp(-_ODDS)) * BIT_STEPS), LAST_CELL).astype(np.int16)
-_SURVIVAL = np.append(np.exp2(-np.arange(LAST_CELL) / BIT_STEPS), 0.0)
+MOST_ODDS = 24
+"""Log-odds that are the most there are."""
+
+_ODDS = np.arange(-MOST_ODDS * ODDS_STEPS, MOST_ODDS * ODDS_STEPS + 1) / ODDS_STEPS
+
+BITS: CellArray = np.minimum(np.rint(np.log2(1.0 + np.exp(-_ODDS)) * BIT_STEPS), LAST_CELL).astype(np.int16)
+"""By rounded log-odds from ``-MOST_ODDS`` on, what an acceptance takes off a survival."""
+
+SURVIVAL: FloatArray = np.append(np.exp2(-np.arange(LAST_CELL) / BIT_STEPS), 0.0)
+"""By cell."""
 
 
 def survival_of(cells: CellArray) -> FloatArray:
     """Probability that drafts in these cells and all before them are accepted."""
-    return cast(FloatArray, _SURVIVAL.take(cells, mode="clip"))
+    return SURVIVAL.take(cells, mode="clip")
 
 
-class SurvivalTable:
-    """The terms of an acceptance model at one moment.
+CURVE_SHARED = 3
+"""Cells are taken together by 2^3 in a gain curve: to 1/16 bit."""
 
-    Args:
-        bins: float[bins], term of each bin of confidences.
-        depths: float[K], term of each depth beside a confidence.
-        plain: float[K], log-odds by depth of a draft without one.
-        offsets: float[LEVELS], term of each level of requests.
-    """
-
-    def __init__(self, bins: FloatArray, depths: FloatArray, plain: FloatArray, offsets: FloatArray) -> None:
-        self._terms = np.concatenate((bins.take(BIN_OF_CODE), plain - depths))
-        self._depths = depths
-        self._offsets = offsets
-        self._whole_terms = _whole(self._terms)
-        self._whole_depths = _whole(depths[:, None] + _MOST_ODDS)
-        self._whole_offsets = _whole(offsets)
-
-    def cells(self, codes: IntArray, levels: IntArray | None) -> CellArray:
-        """int16[D, N]: cells of int[D, N] codes; requests of int[N] levels, or all like the batch."""
-        odds = self._whole_terms.take(codes)
-        odds += self._whole_depths[: len(codes)]
-        if levels is not None:
-            odds += self._whole_offsets.take(levels)
-        cells = cast(CellArray, _BITS.take(odds, mode="clip"))
-        reach = 1
-        while reach < len(cells):  # sums along depths by doubling (Hillis and Steele, 1986): few calls
-            cells[reach:] += cells[:-reach].copy()
-            reach *= 2
-        return cells
-
-    def acceptance(self, codes: IntArray, depths: IntArray, levels: IntArray | None) -> FloatArray:
-        """float[T]: conditional acceptance of single drafts, by code, depth from 0, and level of the request."""
-        odds = self._terms.take(codes) + self._depths.take(depths)
-        if levels is not None:
-            odds += self._offsets.take(levels)
-        return 1.0 / (1.0 + np.exp(-odds))
-
-
-def _whole(log_odds: FloatArray) -> CellArray:
-    return np.rint(log_odds * ODDS_STEPS).astype(np.int16)
+CURVE_CELLS = LAST_CELL >> CURVE_SHARED
+CURVE_VALUE: FloatArray = survival_of(((np.arange(CURVE_CELLS) << CURVE_SHARED) + 3).astype(np.int16))

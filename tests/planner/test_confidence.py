@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
-from lightspec_lightllm.planner.acceptance import LEVEL_OFFSETS
 from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
-from lightspec_lightllm.planner.survival import SurvivalTable, survival_of
+from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
+from lightspec_lightllm.planner.survival import survival_of
+from lightspec_lightllm.planner.survival_table import SurvivalTable
 from lightspec_lightllm.planner.types import BoolArray, FloatArray
 from tests.planner.worlds import GPU
 
@@ -37,7 +38,7 @@ def test_a_bin_holds_the_confidences_around_its_centre(values: list[float]) -> N
 def test_survivals_by_look_up_are_those_of_the_model(seed: int, with_levels: bool) -> None:
     rng = np.random.default_rng(seed)
     bins, depths, plain = rng.uniform(-3, 4, NUM_BINS), rng.uniform(-1, 1, 15), rng.uniform(-3, 3, 15)
-    table = SurvivalTable(bins, depths, plain, LEVEL_OFFSETS)
+    table = SurvivalTable(bins, depths, plain)
     codes = rng.integers(0, NUM_CODES, (15, 20))
     codes[:, 0] = NUM_CODES + np.arange(15)  # nothing is known of this request
     levels = rng.integers(0, len(LEVEL_OFFSETS), 20) if with_levels else None
@@ -55,7 +56,7 @@ def test_survivals_by_look_up_are_those_of_the_model(seed: int, with_levels: boo
 
 def test_fewer_depths_have_the_same_survivals() -> None:
     rng = np.random.default_rng(1)
-    table = SurvivalTable(rng.normal(size=NUM_BINS), rng.normal(size=6), rng.normal(size=6), LEVEL_OFFSETS)
+    table = SurvivalTable(rng.normal(size=NUM_BINS), rng.normal(size=6), rng.normal(size=6))
     codes = rng.integers(0, NUM_CODES, (6, 9))
     assert (table.cells(codes[:2], None) == table.cells(codes, None)[:2]).all()
 

@@ -88,7 +88,7 @@ def test_the_history_stands_for_one_batch_whose_requests_all_propose_everything(
     seed: int, batches: list[int], num_requests: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    history = SurvivalHistory(4)
+    history = SurvivalHistory()
     for size in batches:
         history.push(cells_of(survival_of(rng.uniform(0.0, 1.0, (size, 4)))), np.full(size, 4))
     mass = history.mass(num_requests)
@@ -101,7 +101,7 @@ def test_the_history_stands_for_one_batch_whose_requests_all_propose_everything(
 
 def test_the_history_keeps_the_mean_of_what_was_pushed_last() -> None:
     rng = np.random.default_rng(3)
-    history = SurvivalHistory(2)
+    history = SurvivalHistory()
     for _ in range(50):
         history.push(cells_of(survival_of(rng.uniform(0.0, 0.2, (16, 2)))), np.full(16, 2))
     late = survival_of(rng.uniform(0.6, 1.0, (1024, 2)))
@@ -118,7 +118,7 @@ def test_the_order_of_the_requests_in_a_round_does_not_change_the_history() -> N
     rounds = [survival_of(rng.uniform(0.0, 1.0, (60, 3))) for _ in range(7)]
     masses = []
     for mixed in (False, True):
-        history = SurvivalHistory(3)
+        history = SurvivalHistory()
         for survival in rounds:
             history.push(cells_of(survival[rng.permutation(60)] if mixed else survival), np.full(60, 3))
         masses.append(history.mass(60))

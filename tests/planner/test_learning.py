@@ -10,8 +10,9 @@ import pytest
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
-from lightspec_lightllm.planner.acceptance import NEUTRAL_LEVEL, RequestOffsets, Scores
+from lightspec_lightllm.planner.acceptance import RequestOffsets, Scores
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
+from lightspec_lightllm.planner.scale import NEUTRAL_LEVEL
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.simulation import FairHost, Tell, best_rate, lightspec, serve
 from tests.planner.worlds import CPU, GPU, KINDS

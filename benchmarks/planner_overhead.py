@@ -9,6 +9,10 @@ server that is always full, of one of two kinds: *steady*, the same requests wit
 mean something, and the batch is worth speculating on. They are known *live*, before a round is planned, as on the
 embedded engine; or *late*, with the round's feedback, as on a GPU that nobody waits for.
 
+Every round is planned twice. *In turn*: the simulated server computes between planning and observing, which leaves the
+caches cold, as a server does that plans on the thread that runs the model. *On its own*: a second planner is given the
+same rounds (it plans the same, which is checked) with nothing between them, as on a core that only plans.
+
 With ``--cpu`` only the time that the thread itself ran is counted, and not that in which others had its core.
 
 The planner's loops are compiled where numba is installed; with ``NUMBA_DISABLE_JIT=1`` they are numpy's there too.
@@ -21,14 +25,14 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHost
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.machine import cpu_name
-from lightspec_lightllm.planner import BatchView, CostModel, RoundFeedback, make_planner
+from lightspec_lightllm.planner import BatchView, CostModel, Planner, RoundFeedback, make_planner
 from lightspec_lightllm.planner.loops import INNER
 
 WARM_UP = 200
@@ -59,17 +63,22 @@ class Setting:
     turnover: bool
 
 
-def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]) -> list[float]:
-    """Microseconds of plan + observe of every round after the warm-up.
+SEGMENT = 500
+"""Rounds that are kept until they are planned again."""
+
+
+def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Microseconds of plan + observe of every round after the warm-up, in turn with the server and on its own.
 
     As many drafts as possible are proposed every round, whatever the plan says: the most that there can be to read.
     """
     costs, steps = modelled_costs(), setting.steps
     lifetime = 400 if setting.turnover else None
     host = SimulatedHost(costs, setting.num_requests, PROFILE, max_draft_steps=steps, lifetime=lifetime, seed=seed)
-    planner = make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial")
-    times = []
-    for _ in range(WARM_UP + rounds):
+    planner, alone = (make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial") for _ in range(2))
+    times, times_alone = [], []
+    kept: list[tuple[BatchView, RoundFeedback]] = []
+    for number in range(WARM_UP + rounds):
         began, batch = host.now(), host.schedule()
         sure = None if setting.confidence == "no" else batch.confidence
         ids = batch.request_ids if setting.request_ids else None
@@ -87,7 +96,28 @@ def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]
         resumed = clock()
         planner.observe(feedback)
         times.append(1e6 * (planned - started + clock() - resumed))
-    return times[WARM_UP:]
+        kept.append((view, feedback))
+        if len(kept) == SEGMENT or number == WARM_UP + rounds - 1:
+            times_alone += again(alone, kept, clock)
+            kept.clear()
+    return times[WARM_UP:], times_alone[WARM_UP:]
+
+
+def again(planner: Planner, kept: list[tuple[BatchView, RoundFeedback]], clock: Callable[[], float]) -> list[float]:
+    """Microseconds of plan + observe of rounds that were planned before."""
+    times = []
+    for view, feedback in kept:
+        started = clock()
+        plan = planner.plan(view)
+        planned = clock()
+        before = feedback.plan
+        if (plan.verify_rows, plan.draft_steps) != (before.verify_rows, before.draft_steps):
+            raise SystemExit(f"planned {before} at first and now {plan}")
+        anew = replace(feedback, plan=plan)
+        resumed = clock()
+        planner.observe(anew)
+        times.append(1e6 * (planned - started + clock() - resumed))
+    return times
 
 
 def control(rounds: int, microseconds: float, clock: Callable[[], float]) -> list[float]:
@@ -127,10 +157,9 @@ def main() -> None:
         f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, loops: {INNER.described}, "
         f"K = {args.steps}, seed {args.seed}"
     )
-    print(
-        f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}  us/round"
-        f"{' of CPU' if args.cpu else ''}"
-    )
+    shown = f"{'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}"
+    print(f"{'us/round' + (' of CPU' if args.cpu else ''):>32} {'in turn with a server':>35}   {'on its own':>35}")
+    print(f"{'N':>5} {'rounds':>9} {'ids':>4} {'confidence':>11} {shown}   {shown}")
     known = [
         (False, "no"),
         *([(True, "no")] if args.request_ids else []),
@@ -140,11 +169,11 @@ def main() -> None:
         for turnover in (False, True):
             for request_ids, confidence in known:
                 setting = Setting(num_requests, args.steps, request_ids, confidence, turnover)
-                times = measure(setting, args.rounds, args.seed, clock)
+                times, times_alone = measure(setting, args.rounds, args.seed, clock)
                 kind = "turnover" if turnover else "steady"
                 print(
                     f"{num_requests:>5} {kind:>9} {'yes' if request_ids else 'no':>4} "
-                    f"{confidence:>11} {percentiles(times)}",
+                    f"{confidence:>11} {percentiles(times)}   {percentiles(times_alone)}",
                     flush=True,
                 )
     print(f"{'control':>32} {percentiles(control(args.rounds, 50.0, clock))}")

@@ -102,6 +102,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="prompts per run (default: the requests in flight, at least 2)",
     )
     add("--repetitions", type=int, default=default.repetitions, metavar="N", help="runs of each arm in each cell")
+    add(
+        "--interleave",
+        action="store_true",
+        help="arms take turns of half a second, each on an engine of its own: precise on a machine whose speed changes",
+    )
     add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="folder for JSON and plots")
     add("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="tokens per answer at most")
     add("--temperature", type=float, default=default.temperature, help="0: greedy")
@@ -251,6 +256,7 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
         repetitions=arguments.repetitions,
         seed=arguments.seed,
         temperature=arguments.temperature,
+        interleave=arguments.interleave,
         record=arguments.record,
     )
     config = resolve(arguments)

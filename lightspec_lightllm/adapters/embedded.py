@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,13 @@ class EmbeddedRuntime:
         steps = config.planner.max_draft_steps
         chosen = make_drafter(drafter or config.drafter.name, embedding=model.embedding, max_draft_steps=steps)
         return cls(engine, chosen, load_or_measure(engine, chosen, progress), steps)
+
+    def beside(self, drafter: str) -> EmbeddedRuntime:
+        """Another engine over the same weights, with requests, cache and a drafter of its own, and the same costs."""
+        options = replace(self.engine.options, threads=self.engine.num_threads)
+        engine = Engine(copy(self.engine.model), self.engine.tokenizer, options)
+        own = make_drafter(drafter, embedding=engine.model.embedding, max_draft_steps=self.max_draft_steps)
+        return EmbeddedRuntime(engine, own, self.costs, self.max_draft_steps)
 
     def submit(self, prompt: list[int] | str, params: SamplingParams) -> Sequence:
         """Queue a request; see `Engine.submit`."""

@@ -1,6 +1,7 @@
 """Arms against each other: in every cell (dataset, concurrency) each repetition runs every arm, in rotated order.
 
-Alternating lets machine noise fall on all arms alike; ratios are taken inside a repetition, then their median.
+Alternating lets machine noise fall on all arms alike; ratios are taken inside a repetition, then their median. With
+``interleave`` they take turns of half a second inside a repetition too (see `interleaved`).
 """
 
 import time
@@ -10,9 +11,10 @@ from typing import Protocol
 
 from lightspec_lightllm.bench.cells import BASELINE, Cell, Run
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
+from lightspec_lightllm.bench.interleaved import run_interleaved
 from lightspec_lightllm.bench.metrics import measure
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.bench.runner import Request, RequestResult, Stepper, run_closed_loop
+from lightspec_lightllm.bench.runner import Request, RequestResult, RunResult, Stepper, run_closed_loop
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import DatasetError
 
@@ -36,6 +38,10 @@ class Host(Protocol):
 
     def rounds(self, arm: str, /) -> Stepper:
         """Rounds of a fresh planner over the same engine; those of several planners may take turns while it is idle."""
+        ...
+
+    def beside(self) -> "Host":
+        """Another engine over the same weights, with requests, cache and drafter of its own."""
         ...
 
     def top_two_gap(self, tokens: list[int], /) -> float | None:
@@ -110,19 +116,34 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         )
         for index, tokens in enumerate(prompts)
     ]
-    rounds = {arm: host.rounds(arm) for arm in options.arms}
-    for repetition, arm in schedule(options.arms, options.repetitions):
-        progress.run_started(cell, arm, repetition)
-        result = run_closed_loop(
-            host.submit,
-            rounds[arm],
-            requests,
-            concurrency=cell.concurrency,
-            on_finish=progress.request_finished,
-        )
+    hosts = {arm: host.beside() if options.interleave else host for arm in options.arms}
+    rounds = {arm: hosts[arm].rounds(arm) for arm in options.arms}
+
+    def finished(arm: str, repetition: int, result: RunResult) -> None:
         run = Run(arm, repetition, result, measure(result))
         cell.runs.append(run)
         progress.run_finished(cell, run)
+
+    if options.interleave:
+        for repetition, arms in turns(options.arms, options.repetitions):
+            progress.run_started(cell, " ".join(arms), repetition)
+            lanes = [(hosts[arm].submit, rounds[arm]) for arm in arms]
+            results = run_interleaved(
+                lanes, requests, concurrency=cell.concurrency, on_finish=progress.request_finished
+            )
+            for arm, result in zip(arms, results, strict=True):
+                finished(arm, repetition, result)
+    else:
+        for repetition, arm in schedule(options.arms, options.repetitions):
+            progress.run_started(cell, arm, repetition)
+            result = run_closed_loop(
+                host.submit,
+                rounds[arm],
+                requests,
+                concurrency=cell.concurrency,
+                on_finish=progress.request_finished,
+            )
+            finished(arm, repetition, result)
     if options.temperature == 0.0:
         measure_gaps(host, cell, prompts)
 
@@ -137,10 +158,16 @@ def measure_gaps(host: Host, cell: Cell, prompts: list[list[int]]) -> None:
 
 def schedule(arms: tuple[str, ...], repetitions: int) -> Iterator[tuple[int, str]]:
     """(repetition, arm) in the order of running: every repetition starts with another arm."""
+    for repetition, order in turns(arms, repetitions):
+        for arm in order:
+            yield repetition, arm
+
+
+def turns(arms: tuple[str, ...], repetitions: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The order of the arms in every repetition."""
     for repetition in range(repetitions):
         first = repetition % len(arms)
-        for arm in arms[first:] + arms[:first]:
-            yield repetition, arm
+        yield repetition, arms[first:] + arms[:first]
 
 
 def fitting_prompts(

@@ -68,6 +68,9 @@ class EmbeddedHost:
         choice = self.config.planner.resolve(arm)
         return self.runtime.round(choice.strategy, **choice.options)
 
+    def beside(self) -> "EmbeddedHost":
+        return EmbeddedHost(self.runtime.beside(self.config.drafter.name), self.config)
+
     @property
     def costs(self) -> CostModel:
         """See `record.Recorder`."""

@@ -22,6 +22,8 @@ class BenchOptions:
     repetitions: int = 1
     seed: int = 0
     temperature: float = 0.0
+    interleave: bool = False
+    """Whether the arms take turns of half a second, each on an engine of its own, instead of run after run."""
     record: bool = False
     """Whether to write the drafts at every position of the texts, for `lightspec simulate` to replay."""
 

@@ -2,10 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 from lightspec_lightllm.decode import DecodeCounters, RoundRecord
 from lightspec_lightllm.engine.options import SamplingParams
@@ -121,6 +121,24 @@ def run_closed_loop(
     clock: Callable[[], float] = time.perf_counter,
 ) -> RunResult:
     """Keeps ``concurrency`` requests in flight until every prompt is answered; a finished one is replaced at once."""
+    loop = closed_loop(submit, rounds, prompts, concurrency=concurrency, on_finish=on_finish, clock=clock)
+    while True:
+        try:
+            next(loop)
+        except StopIteration as end:
+            return cast(RunResult, end.value)
+
+
+def closed_loop(
+    submit: Submit,
+    rounds: Stepper,
+    prompts: Sequence[tuple[list[int], SamplingParams]],
+    *,
+    concurrency: int,
+    on_finish: Callable[[RequestResult], None] = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Generator[int, None, RunResult]:
+    """`run_closed_loop` one round at a time: yields how many tokens were generated so far, returns the result."""
     began = clock()
     pending = deque(enumerate(prompts))
     live: list[_InFlight] = []
@@ -140,6 +158,7 @@ def run_closed_loop(
                 results[flight.index] = flight.result()
                 on_finish(results[flight.index])
         live = [flight for flight in live if flight.index not in results]
+        yield sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
     return RunResult(
         tuple(results[i] for i in range(len(prompts))), tuple(traces), clock() - began, rounds.counters.fallback
     )

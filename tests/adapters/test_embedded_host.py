@@ -225,6 +225,27 @@ def test_a_runtime_serves_text_under_any_strategy(runtime: EmbeddedRuntime) -> N
     assert texts[0]
 
 
+def test_runtimes_beside_each_other_share_weights_and_disturb_nothing(runtime: EmbeddedRuntime) -> None:
+    """Rounds of three engines in turn, with and without a drafter that reads hidden states: the texts of each alone."""
+    prompt, params = "the cat and the hat and the", SamplingParams(max_tokens=30)
+    alone = runtime.submit(prompt, params)
+    loop = runtime.round("off")
+    while runtime.engine.has_work:
+        loop.step()
+    others = [runtime.beside("ngram") for _ in range(3)]
+    loops = [other.round(strategy) for other, strategy in zip(others, ("lightspec", "off", "fixed:2"), strict=True)]
+    seqs = [other.submit(prompt, params) for other in others]
+    while any(other.engine.has_work for other in others):
+        for other, each in zip(others, loops, strict=True):
+            if other.engine.has_work:
+                each.step()
+    assert [seq.tokens for seq in seqs] == [alone.tokens] * 3
+    assert all(other.engine.model.embedding is runtime.engine.model.embedding for other in others)
+    assert len({id(other.engine.model) for other in others}) == 3
+    for other in others:
+        other.engine.check()
+
+
 def test_options_of_a_strategy_reach_its_planner(runtime: EmbeddedRuntime) -> None:
     planner: Any = runtime.planner("lightspec", probe_rounds=3)
     assert planner.options.probe_rounds == 3

@@ -60,6 +60,8 @@ class FakeHost:
     threads: int = 1
     steps: int = 0
     running: "FakeRounds | None" = None
+    others: list["FakeHost"] = field(default_factory=list)
+    """Hosts that were made beside this one."""
 
     def __post_init__(self) -> None:
         self.ids = itertools.count()
@@ -78,6 +80,10 @@ class FakeHost:
         rounds = FakeRounds(self, arm, TOKENS_PER_ROUND[arm])
         rounds.counters.fallback = self.fallback if arm == "lightspec" else None
         return rounds
+
+    def beside(self) -> "FakeHost":
+        self.others.append(FakeHost(self.max_context, self.wrong, self.gap, fallback=self.fallback))
+        return self.others[-1]
 
     def top_two_gap(self, tokens: list[int], /) -> float | None:
         self.asked_gaps.append(tokens)

@@ -57,6 +57,24 @@ def test_every_arm_answers_the_same_prompts_with_the_same_text() -> None:
     assert sum(cell.compared_texts() for cell in experiment.cells) == 36
 
 
+def test_interleaved_arms_have_hosts_of_their_own_and_answer_the_same() -> None:
+    heard, host = Heard(), FakeHost()
+    experiment = run_experiment(host, [CHAT], options(interleave=True), heard)
+    assert heard.requests == num_requests(options()) == 54
+    assert [other.opened for other in host.others] == [[arm] for arm in ARMS] * 2
+    assert host.started == ["off"]  # its warm-up
+    assert heard.started[:2] == [(1, "off fixed:3 lightspec", 0), (1, "fixed:3 lightspec off", 1)]
+    for cell in experiment.cells:
+        assert Counter((run.arm, run.repetition) for run in cell.runs) == Counter(schedule_pairs(3))
+        assert cell.differences() == []
+        for run in cell.runs:
+            assert run.metrics.duration < experiment.duration
+
+
+def schedule_pairs(repetitions: int) -> list[tuple[str, int]]:
+    return [(arm, repetition) for repetition, arm in schedule(ARMS, repetitions)]
+
+
 def test_more_prompts_in_flight_means_more_of_the_same_order() -> None:
     experiment = run_experiment(FakeHost(), [CHAT], options(concurrency=(1, 4, 12)), Heard())
     first, second, third = (cell.prompts for cell in experiment.cells)

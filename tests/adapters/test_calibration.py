@@ -77,6 +77,26 @@ def test_a_table_keeps_what_was_measured_and_never_falls() -> None:
     assert refined({}) == {}
 
 
+def test_what_was_measured_stands_whatever_the_steps_of_the_finest_table() -> None:
+    tables = refined({1: {1: 10.0, 4: 12.0, 8: 13.0}, 2: {2: 20.0, 3: 20.0, 4: 30.0, 6: 60.0, 8: 61.0}})
+    assert tables[1] == {1: 10.0, 4: 12.0, 6: 13.0, 8: 13.0}
+    assert tables[2] == {2: 20.0, 3: 20.0, 4: 30.0, 6: 60.0, 8: 61.0}
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_measured_time_is_changed(seed: int) -> None:
+    """Whatever the times, as long as none falls."""
+    rng = np.random.default_rng(seed)
+    measured = {}
+    for count, sizes in calibration.SHAPES.items():
+        times = 20.0 + np.cumsum(rng.exponential(2.0, len(sizes)) * (rng.random(len(sizes)) < 0.6))
+        measured[count] = dict(zip(sizes, times.tolist(), strict=True))
+    for count, table in refined(measured).items():
+        assert {rows: table[rows] for rows in measured[count]} == measured[count]
+        assert (np.diff([table[rows] for rows in sorted(table)]) >= 0.0).all()
+
+
 def test_tables_never_pay_for_rows_or_context() -> None:
     tables, per_token = tabulate([(4, 4, 64), (4, 8, 64), (4, 8, 768)], [30.0, 20.0, 10.0])
     assert per_token == 0.0

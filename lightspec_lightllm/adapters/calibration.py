@@ -199,7 +199,8 @@ def refined(tables: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, fl
 
     Matrix products take rows in tiles, so a forward costs a step more at some sums of rows, whatever requests they
     are of; what requests add changes slowly. So between its own sizes a table has the steps of the finest one, plus
-    what it differs from that, which is interpolated.
+    what it differs from that, which is interpolated; but never less or more than at the sizes beside it, since what
+    was measured stands.
     """
     if not tables or not all(tables.values()):
         return {count: dict(table) for count, table in tables.items()}
@@ -209,11 +210,14 @@ def refined(tables: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, fl
     found: dict[int, dict[int, float]] = {}
     for count, table in tables.items():
         own = np.array(sorted(table))
-        beyond = np.array([table[rows] for rows in own.tolist()]) - np.interp(own, sizes, steps)
+        measured = np.array([table[rows] for rows in own.tolist()])
+        beyond = measured - np.interp(own, sizes, steps)
         shared = own[(own >= sizes[0]) & (own <= sizes[-1])]
         between = sizes[(sizes > shared[0]) & (sizes < shared[-1])] if len(shared) else shared
         rows = np.union1d(own, between)
         times = np.interp(rows, sizes, steps) + np.interp(rows, own, beyond)
+        below, above = (np.searchsorted(own, rows, side) for side in ("right", "left"))
+        times = np.clip(times, measured[below - 1], measured[above])
         found[count] = dict(zip(rows.tolist(), np.maximum.accumulate(times).tolist(), strict=True))
     return found
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner.types import FloatArray, IntArray
@@ -78,15 +77,6 @@ class RowCosts:
             interpolate=interpolate,
         )
 
-    def at(self, rows: npt.NDArray[np.floating[Any]]) -> FloatArray:
-        """Milliseconds at the first context of numbers of rows that need not be whole, linear between sizes and past
-        the last."""
-        line, last = self.ms[0], float(self.rows[-1])
-        slope = line[-1] / last
-        if len(line) > 1:
-            slope = (line[-1] - line[-2]) / (last - float(self.rows[-2]))
-        return cast(FloatArray, np.interp(rows, self.rows, line) + slope * np.maximum(rows - last, 0.0))
-
     def dense(self, max_rows: int) -> FloatArray:
         """float[C, max_rows + 1]: what 0..max_rows rows cost; extrapolated past the last measured size."""
         wanted = np.arange(max_rows + 1)
@@ -126,16 +116,27 @@ def tables_by_requests(tables: Mapping[Any, RowTable], *, interpolate: bool) -> 
 
 
 def between(tables: Mapping[int, RowCosts], num_requests: int) -> RowCosts:
-    """The table of N requests: linear in N between those of fewer and of more with the same mean rows, and beyond."""
+    """The table of N requests: linear in N between those of fewer and of more at the same rows, and beyond.
+
+    Times have steps at sums of rows, whatever requests those are of. What requests add changes slowly, so where only
+    one of the two tables reaches, the other is taken to be as far from it as at the nearest rows where both do. Beyond
+    the most requests measured, more never make the same rows cheaper.
+    """
     counts = list(tables)
     if num_requests in tables or len(counts) == 1:
         return tables[num_requests if num_requests in tables else counts[0]]
     upper = min(max(int(np.searchsorted(counts, num_requests)), 1), len(counts) - 1)
-    few, many = counts[upper - 1], counts[upper]
-    means = np.concatenate((tables[few].rows / few, tables[many].rows / many))
-    rows = np.unique(np.rint(means * num_requests).astype(np.int64))
-    fewer, more = (tables[count].at(rows * (count / num_requests)) for count in (few, many))
-    share = (num_requests - few) / (many - few)
-    ms = np.maximum((1.0 - share) * fewer + share * more, 0.0)
+    few, many = tables[counts[upper - 1]], tables[counts[upper]]
+    low = max(few.rows[0], many.rows[0])
+    high = max(low, min(few.rows[-1], many.rows[-1]))
+    last = max(num_requests, int(few.rows[-1]), int(many.rows[-1])) + 1
+    rows = np.union1d(few.rows, many.rows)
+    rows = np.union1d(rows[rows > num_requests], (num_requests, last))
+    fewer, more = few.dense(last)[0], many.dense(last)[0]
+    apart = (more - fewer)[np.clip(rows, low, high)]
+    known = np.where(rows < low, few.rows[0] <= many.rows[0], few.rows[-1] > many.rows[-1])
+    fewer = np.where(known, fewer[rows], more[rows] - apart)
+    share = (num_requests - counts[upper - 1]) / (counts[upper] - counts[upper - 1])
+    ms = np.maximum(fewer + np.where(apart < 0.0, min(share, 1.0), share) * apart, 0.0)
     table = dict(zip(rows.tolist(), ms.tolist(), strict=True))
-    return RowCosts.from_table(table, name="target table", interpolate=tables[few].interpolate)
+    return RowCosts.from_table(table, name="target table", interpolate=few.interpolate)

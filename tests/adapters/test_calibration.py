@@ -77,6 +77,59 @@ def test_a_table_keeps_what_was_measured_and_never_falls() -> None:
     assert refined({}) == {}
 
 
+def test_what_was_measured_stands_whatever_the_steps_of_the_finest_table() -> None:
+    tables = refined({1: {1: 10.0, 4: 12.0, 8: 13.0}, 2: {2: 20.0, 3: 20.0, 4: 30.0, 6: 60.0, 8: 61.0}})
+    assert tables[1] == {1: 10.0, 4: 12.0, 6: 13.0, 8: 13.0}
+    assert tables[2] == {2: 20.0, 3: 20.0, 4: 30.0, 6: 60.0, 8: 61.0}
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_measured_time_is_changed(seed: int) -> None:
+    """Whatever the times, as long as none falls."""
+    rng = np.random.default_rng(seed)
+    measured = {}
+    for count, sizes in calibration.SHAPES.items():
+        times = 20.0 + np.cumsum(rng.exponential(2.0, len(sizes)) * (rng.random(len(sizes)) < 0.6))
+        measured[count] = dict(zip(sizes, times.tolist(), strict=True))
+    for count, table in refined(measured).items():
+        assert {rows: table[rows] for rows in measured[count]} == measured[count]
+        assert (np.diff([table[rows] for rows in sorted(table)]) >= 0.0).all()
+
+
+@pytest.mark.parametrize("num_requests", [3, 5, 6, 7, 12, 24])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_steps_are_at_sums_of_rows_for_numbers_of_requests_not_measured_too(num_requests: int, seed: int) -> None:
+    """Whatever the steps, and what a request adds, with its context read and by its rows."""
+    rng = np.random.default_rng(seed)
+    steps = 40.0 + np.cumsum(rng.exponential(0.5, 200) + 12.0 * (rng.random(200) < 0.1))
+    each, per_row = rng.uniform(0.0, 2.0), rng.uniform(0.0, 0.5)
+
+    def truth(count: int, rows: int) -> float:
+        return float(steps[rows] + count * (each + per_row * rows / count))
+
+    measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
+    costs = calibration.cost_model({"target_ms": measured, "draft_ms": {}, "request_token_ms": 0.0})
+    for rows in range(num_requests, 65):
+        found = costs.target_ms(rows, num_requests, 0.0)
+        if rows == 3 or rows in calibration.SHAPES[4]:
+            assert found == pytest.approx(truth(num_requests, rows), rel=0.03)
+        else:  # a step lies somewhere between two sizes
+            assert truth(num_requests, rows - 3) * 0.97 <= found <= truth(num_requests, rows + 3) * 1.03
+
+
+def test_a_step_seen_at_four_requests_is_at_the_same_rows_at_six() -> None:
+    def truth(count: int, rows: int) -> float:
+        return 50.0 + rows + 0.5 * count + (20.0 if rows >= 15 else 0.0)
+
+    measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
+    costs = calibration.cost_model({"target_ms": measured, "draft_ms": {}, "request_token_ms": 0.0})
+    for num_requests in (3, 5, 6, 7, 9, 12):
+        growth = np.diff([costs.target_ms(rows, num_requests, 0.0) for rows in range(num_requests, 65)])
+        assert growth == pytest.approx([21.0 if rows == 15 else 1.0 for rows in range(num_requests + 1, 65)])
+
+
 def test_tables_never_pay_for_rows_or_context() -> None:
     tables, per_token = tabulate([(4, 4, 64), (4, 8, 64), (4, 8, 768)], [30.0, 20.0, 10.0])
     assert per_token == 0.0

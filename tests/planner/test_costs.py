@@ -210,10 +210,68 @@ def test_rows_of_more_requests_may_cost_more() -> None:
     assert costs.target_ms(4, 4, 0.0) == pytest.approx(22.5)
     assert costs.target_ms(16, 4, 0.0) == pytest.approx(46.5)
     assert costs.target_ms(16, 8, 0.0) == pytest.approx(60.5)
-    # Between 4 and 8 requests: half-way at the same mean rows, of 1 and of 2.
-    assert costs.target_ms(6, 6, 0.0) == pytest.approx(0.5 * (22.0 + 40.0) + 0.5)
-    assert costs.target_ms(12, 6, 0.0) == pytest.approx(0.5 * (30.0 + 60.0) + 0.5)
-    assert costs.target_ms(16, 16, 0.0) == pytest.approx(40.0 + 2 * 18.0 + 0.5)  # beyond 8, on the line through 4 and 8
+    # Between 4 and 8 requests: half-way at the same rows; of 6 rows, which 8 requests do not have, as at 8.
+    assert costs.target_ms(12, 6, 0.0) == pytest.approx(0.5 * (38.0 + 50.0) + 0.5)
+    assert costs.target_ms(6, 6, 0.0) == pytest.approx(26.0 + 0.5 * (40.0 - 30.0) + 0.5)
+    assert costs.target_ms(16, 16, 0.0) == pytest.approx(46.0 + 3 * 14.0 + 0.5)  # beyond 8, on the line through 4 and 8
+
+
+def test_a_table_that_ends_first_goes_on_beside_the_other() -> None:
+    tables = {2: {2: 10.0, 8: 16.0, 9: 26.0, 20: 37.0}, 4: {4: 20.0, 8: 24.0}}
+    costs = CostModel.from_tables({1: 1.0}, interpolate=True, by_requests=tables)
+    assert [costs.target_ms(rows, 3, 0.0) for rows in (3, 4, 8, 9, 20, 24)] == pytest.approx(
+        [15.0, 16.0, 20.0, 30.0, 41.0, 45.0]
+    )
+
+
+@pytest.mark.parametrize(("rows", "ms"), [(6, 25.0), (8, 25.0), (9, 45.0), (16, 45.0), (17, 55.0), (20, 55.0)])
+def test_staircases_of_other_requests_keep_their_tiers(rows: int, ms: float) -> None:
+    tables = {4: {8: 20.0, 16: 40.0, 20: 50.0}, 8: {8: 30.0, 16: 50.0}}
+    assert CostModel.from_tables({1: 1.0}, by_requests=tables).target_ms(rows, 6, 0.0) == pytest.approx(ms)
+
+
+def test_more_requests_than_measured_never_make_the_same_rows_cheaper() -> None:
+    tables = {16: {16: 90.0, 64: 180.0}, 32: {32: 110.0, 64: 180.0}}  # 32 rows: 120 ms and, measured badly, 110
+    costs = CostModel.from_tables({1: 1.0}, interpolate=True, by_requests=tables)
+    assert costs.target_ms(40, 40, 0.0) == pytest.approx(costs.target_ms(40, 32, 0.0)) == pytest.approx(127.5)
+    assert costs.target_ms(400, 400, 0.0) >= costs.target_ms(400, 32, 0.0)
+
+
+@st.composite
+def two_tables(draw: st.DrawFn) -> tuple[int, int, CostModel]:
+    few, many = sorted(draw(st.sets(st.integers(1, 12), min_size=2, max_size=2)))
+    tables = {}
+    for count in (few, many):
+        sizes = draw(st.sets(st.integers(count, 40), min_size=1, max_size=6))
+        tables[count] = {rows: draw(st.floats(0.1, 90.0)) for rows in sizes}
+    return few, many, CostModel.from_tables({1: 1.0}, interpolate=draw(st.booleans()), by_requests=tables)
+
+
+@settings(max_examples=200, deadline=None)
+@given(measured=two_tables(), share=st.floats(0.0, 1.0))
+def test_where_both_tables_reach_the_time_lies_between_theirs_at_the_same_rows(
+    measured: tuple[int, int, CostModel], share: float
+) -> None:
+    few, many, costs = measured
+    between = round(few + share * (many - few))
+    ends = [(int(table.rows[0]), int(table.rows[-1])) for table in costs.by_requests.values()]
+    for rows in range(max(between, *(first for first, _ in ends)), min(last for _, last in ends) + 1):
+        times = [costs.target_ms(rows, count, 0.0) for count in (few, many)]
+        assert min(times) - 1e-9 <= costs.target_ms(rows, between, 0.0) <= max(times) + 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(measured=two_tables(), num_requests=st.integers(1, 30))
+def test_a_table_of_other_requests_never_falls_and_a_measured_one_stays(
+    measured: tuple[int, int, CostModel], num_requests: int
+) -> None:
+    few, many, costs = measured
+    line = costs.for_requests(num_requests).lines(120, 0.0)[0][num_requests:121]
+    assert np.isfinite(line).all()
+    assert (line >= 0.0).all()
+    assert (np.diff(line) >= -1e-9).all()
+    for count in (few, many):
+        assert costs.for_requests(count).target is costs.by_requests[count]
 
 
 @given(st.integers(1, 40), st.integers(0, 120))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if "torch" not in sys.modules:
     # Worker threads that spin at barriers stall the forward by a factor of ten when another process wants the core.
+    # There are two sets of them, torch's and numba's, each of its own copy of libgomp; both read this when loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from lightspec_lightllm.engine.options import EngineOptions, SamplingParams, WeightFormat

@@ -72,6 +72,7 @@ class Checkpoint:
             raise ModelError(
                 f"converted model {folder} is damaged ({error}); delete the folder and start again"
             ) from None
+        _check_heads(folder, self.config.num_heads, self.config.num_kv_heads, self.config.head_dim)
         self._data = folder / "tensors.bin"
 
     def tensor(self, name: str) -> FloatArray:
@@ -184,7 +185,9 @@ def _config_of(path: Path, metadata: dict[str, Any], tensors: dict[str, Any], sh
 
     num_heads = int(need("llama.attention.head_count"))
     hidden_size = int(need("llama.embedding_length"))
-    head_dim = int(metadata.get("llama.rope.dimension_count", hidden_size // num_heads))
+    num_kv_heads = int(metadata.get("llama.attention.head_count_kv", num_heads))
+    head_dim = int(metadata.get("llama.rope.dimension_count", hidden_size // max(num_heads, 1)))
+    _check_heads(path, num_heads, num_kv_heads, head_dim)
     if head_dim * num_heads != hidden_size or metadata.get("llama.rope.scaling.type", "none") != "none":
         raise ModelError(f"{path}: partial or scaled rotary positions are not supported; use a plain Llama model")
     tokens = need(_TOKENIZER_KEYS["tokens"])
@@ -195,7 +198,7 @@ def _config_of(path: Path, metadata: dict[str, Any], tensors: dict[str, Any], sh
         hidden_size=hidden_size,
         num_layers=int(need("llama.block_count")),
         num_heads=num_heads,
-        num_kv_heads=int(metadata.get("llama.attention.head_count_kv", num_heads)),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         ffn_size=int(need("llama.feed_forward_length")),
         max_positions=int(need("llama.context_length")),
@@ -204,6 +207,18 @@ def _config_of(path: Path, metadata: dict[str, Any], tensors: dict[str, Any], sh
         tied_head="output.weight" not in tensors,
         eos_token_id=int(need(_TOKENIZER_KEYS["eos"])),
     )
+
+
+def _check_heads(path: Path, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ModelError(
+            f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key heads evenly;"
+            " use a model whose heads are a multiple of its key heads"
+        )
+    if head_dim < 2 or head_dim % 2:
+        raise ModelError(
+            f"{path}: heads of {head_dim} numbers have no rotary pairs; use a model whose heads have an even number"
+        )
 
 
 def _plan(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:

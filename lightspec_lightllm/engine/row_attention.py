@@ -8,14 +8,18 @@ own queries and context alone, bit for bit, whatever else is in the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from lightspec_lightllm.errors import ModelError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -35,9 +39,13 @@ _BUSY = 4
 """Pieces of work per thread below which they are cut into tiles."""
 
 _MOST_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-_FAST_MATH = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}
+_FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums in any order, which is what makes loops quick. A key or value that is no number gives rows that are none: to
+promise the compiler that there are only numbers (nnan, ninf) saves no time and leaves open what such rows give."""
+
 _LOG2_E = 1.4426950408889634
 _LOWEST = -1e30
+_ROOM = 1 << 13  # floats
 _SIGNATURE = "void(float32[:, :, :], float32[:, :, ::1], float32[:, :, ::1], int64[:, ::1], int64[::1])"
 
 
@@ -107,8 +115,61 @@ def row_kernel(dim: int) -> Kernel:
     """The kernel for heads of ``dim`` floats, which the compiler knows: a tenth faster.
 
     Compiling takes seconds, once per machine: what it made is kept beside this file or, where nothing may be written
-    there, in the user's cache.
+    there, in the user's cache. What was kept is used if it computes what it should; where it does not, or cannot be
+    read or written, the kernel is compiled for this process alone: at every start, until its files (row_attention.*)
+    are deleted.
+
+    Raises:
+        ModelError: numba is told not to compile, or the kernel is wrong on this machine however it is had.
     """
+    if vars(numba.config)["DISABLE_JIT"]:
+        raise ModelError(
+            "NUMBA_DISABLE_JIT tells numba not to compile, and attention that is not compiled is too slow to serve;"
+            " unset the variable"
+        )
+    with suppress(Exception):  # a full disk, a damaged file, no place at all: keeping only saves time
+        kept = _compile(dim, keep=True)
+        if _is_right(kept, dim):
+            return kept
+    kernel = _compile(dim, keep=False)
+    if not _is_right(kernel, dim):
+        raise ModelError(
+            f"attention compiled by numba {numba.__version__} for heads of {dim} floats computes wrong numbers on this"
+            " machine; install another version of numba"
+        )
+    return kernel
+
+
+def _is_right(kernel: Kernel, dim: int) -> bool:
+    """Whether a kernel gives what numpy gives, for three requests of up to three blocks. Takes a millisecond."""
+    num_keys, heads = 2, 6
+    rows, context, start = (np.array(numbers) for numbers in ((1, 3, 2), (1, 70, 150), (4, 10, 100)))
+    schedule = RowSchedule(rows.cumsum() - rows, rows, context, start, num_key_heads=num_keys, num_threads=1)
+    shapes = (rows.sum(), heads, dim), (2 * num_keys, 250, dim), (rows.sum(), heads, dim)
+    queries, keys_values, found = (_with_room(*shape) for shape in shapes)
+    random = np.random.default_rng(0)
+    for array in (queries, keys_values):
+        array[:] = random.standard_normal(array.shape, np.float32)
+    kernel(queries, keys_values, found, schedule.items, schedule.bounds)
+    expected = np.empty_like(found)
+    for key_head, first_row, count, length, begin in schedule.items:
+        own = slice(key_head * heads // num_keys, (key_head + 1) * heads // num_keys)
+        for row in range(count):
+            seen = slice(begin, begin + length - count + row + 1)
+            scores = queries[first_row + row, own] @ keys_values[key_head, seen].T / np.float32(dim**0.5)
+            weight = np.exp(scores - scores.max(axis=1, keepdims=True))
+            mean = weight @ keys_values[num_keys + key_head, seen] / weight.sum(axis=1, keepdims=True)
+            expected[first_row + row, own] = mean
+    return np.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _with_room(*shape: int) -> FloatArray:
+    """Zeros with more behind them: a kernel for larger heads is found out before it breaks anything."""
+    size = math.prod(shape)
+    return np.zeros(size + _ROOM, dtype=np.float32)[:size].reshape(shape)
+
+
+def _compile(dim: int, *, keep: bool) -> Kernel:
     scale = np.float32(_LOG2_E / dim**0.5)
 
     def attend(queries: Any, keys_values: Any, mixed: Any, items: Any, bounds: Any) -> None:
@@ -152,11 +213,9 @@ def row_kernel(dim: int) -> Kernel:
                         dim,
                     )
 
-    compiler: Any = partial(numba.njit, _SIGNATURE, parallel=True, fastmath=_FAST_MATH, error_model="numpy")
-    try:
-        compiled: Kernel = compiler(cache=True)(attend)
-    except RuntimeError:  # no place to keep it
-        compiled = compiler()(attend)
+    attend.__qualname__ = f"attend_{dim}"  # by which numba names the files: no size writes those of another
+    compiler: Any = numba.njit(_SIGNATURE, parallel=True, fastmath=_FAST_MATH, error_model="numpy", cache=keep)
+    compiled: Kernel = compiler(attend)
     return compiled
 
 

@@ -1,4 +1,8 @@
+import errno
+import math
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -11,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightspec_lightllm.engine.attention import Block, attend, plan_attention
 from lightspec_lightllm.engine.row_attention import RowSchedule, row_kernel
+from lightspec_lightllm.errors import ModelError
 
 NUM_SLOTS, KEY_HEADS, HEADS, DIM = 600, 2, 6, 8
 
@@ -166,6 +171,64 @@ def test_a_single_full_row_needs_no_mask() -> None:
     assert call.mask is None
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("key_heads", "per_key"), [(3, 1), (2, 3), (1, 8)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_request_gives_the_same_bits_alone_in_a_batch_and_at_another_slot(
+    dim: int, key_heads: int, per_key: int, threads: int
+) -> None:
+    """With contexts of many blocks, heads of usual sizes and as many heads per key head as models have."""
+    shapes = [(1, 700), (5, 1337), (16, 64), (2, 65), (12, 300)]
+    starts = np.cumsum([0] + [context for _, context in shapes]).tolist()
+    generator = torch.Generator().manual_seed(5)
+    layer = torch.randn(2 * key_heads, starts[-1] + 100, dim, generator=generator)
+    moved = layer.roll(37, dims=1)
+    num_rows, heads = sum(rows for rows, _ in shapes), key_heads * per_key
+    queries = torch.randn(num_rows, heads + 2 * key_heads, dim, generator=generator)[:, :heads]
+
+    def found(rows: torch.Tensor, blocks: list[Block], layer: torch.Tensor) -> torch.Tensor:
+        return attend(rows, layer, plan_attention(blocks, heads, key_heads))
+
+    blocks = [block(rows, context, start) for (rows, context), start in zip(shapes, starts, strict=False)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = found(queries, blocks, layer)
+        first = 0
+        for each, start in zip(blocks, starts, strict=False):
+            own = slice(first, first + each.rows)
+            assert torch.equal(found(queries[own], [each], layer), together[own])
+            assert torch.equal(found(queries[own], [block(each.rows, each.context, start + 37)], moved), together[own])
+            for row in range(each.rows):
+                one = block(1, each.context - each.rows + row + 1, start)
+                assert torch.equal(
+                    found(queries[first + row : first + row + 1], [one], layer)[0], together[first + row]
+                )
+            first += each.rows
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("position", [0, 63, 130, 197])
+@pytest.mark.parametrize("dim", [8, 64])
+def test_rows_that_see_a_key_or_value_that_is_no_number_show_it_and_others_do_not(
+    number: float, part: str, position: int, dim: int
+) -> None:
+    queries = torch.randn(4, HEADS, dim, generator=torch.Generator().manual_seed(3))
+    queries[:, :, 3] = queries[:, :, 3].abs()
+    layer = keys_values(dim)
+    blocks = [block(3, 199, 10), block(1, 199, 300)]
+    before = attention(queries, blocks, layer).view(4, HEADS, dim)
+    layer[KEY_HEADS if part == "value" else 0, 10 + position, 3] = number
+    after = attention(queries, blocks, layer).view(4, HEADS, dim)
+    sees = torch.zeros(4, HEADS, dtype=torch.bool)
+    sees[max(position - 196, 0) : 3, : HEADS // KEY_HEADS] = True
+    assert not after[sees].isfinite().all(dim=1).any()
+    assert torch.equal(after[~sees], before[~sees])
+
+
 def test_where_nothing_can_be_kept_the_kernel_is_compiled_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = numba.njit
 
@@ -178,3 +241,77 @@ def test_where_nothing_can_be_kept_the_kernel_is_compiled_for_this_process(monke
     kernel: Any = row_kernel.__wrapped__(4)
     assert len(kernel.signatures) == 1
     assert kernel.stats.cache_path is None
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which numba has kept kernels for heads of 4 and of 8 numbers."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "CACHE_DIR", str(folder))
+        for dim in (4, 8):
+            row_kernel.__wrapped__(dim)
+    return folder
+
+
+@pytest.fixture
+def files(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them that numba uses; what is compiled for this process alone is the kernel of 4 numbers it has."""
+    folder = shutil.copytree(kept, tmp_path / "kept")
+    compiler, good = numba.njit, row_kernel(4)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+
+    def njit(*arguments: Any, **options: Any) -> Any:
+        return compiler(*arguments, **options) if options["cache"] else lambda _: good
+
+    monkeypatch.setattr(numba, "njit", njit)
+    (only,) = folder.iterdir()
+    return only
+
+
+def file_of(files: Path, dim: int, ending: str) -> Path:
+    (found,) = files.glob(f"row_attention.attend_{dim}-*.{ending}")
+    return found
+
+
+def test_a_kept_kernel_is_used(files: Path) -> None:
+    kernel: Any = row_kernel.__wrapped__(4)
+    assert kernel is not row_kernel(4)
+    assert sum(kernel.stats.cache_hits.values()) == 1
+
+
+@pytest.mark.parametrize(("dim", "other"), [(4, 8), (8, 4)])
+def test_a_kept_kernel_for_heads_of_another_size_is_not_used(files: Path, dim: int, other: int) -> None:
+    shutil.copy(file_of(files, other, "nbc"), file_of(files, dim, "nbc"))
+    if dim == 4:
+        assert row_kernel.__wrapped__(4) is row_kernel(4)
+    else:  # what this process compiles is wrong as well
+        with pytest.raises(ModelError, match=r"heads of 8 floats computes wrong numbers .* install another version"):
+            row_kernel.__wrapped__(8)
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("size", [0, 30])
+def test_damaged_files_of_a_kept_kernel_are_not_used(files: Path, ending: str, size: int) -> None:
+    damaged = file_of(files, 4, ending)
+    damaged.write_bytes(damaged.read_bytes()[:size])
+    assert row_kernel.__wrapped__(4) is row_kernel(4)
+
+
+@pytest.mark.parametrize("step", ["_load_index", "_save_data"])
+def test_a_full_or_failing_disk_does_not_stop_the_kernel(
+    files: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if step == "_save_data":
+        file_of(files, 4, "nbc").unlink()
+    monkeypatch.setattr(f"numba.core.caching.IndexDataCacheFile.{step}", fail)
+    assert row_kernel.__wrapped__(4) is row_kernel(4)
+
+
+def test_numba_that_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(ModelError, match=r"NUMBA_DISABLE_JIT .* unset the variable"):
+        row_kernel.__wrapped__(4)

@@ -82,6 +82,42 @@ def test_a_tensor_of_the_wrong_shape_is_refused(tmp_path: Path, monkeypatch: pyt
         load_model(write_tiny_gguf(tmp_path / "narrow.gguf", replace(CONFIG, num_kv_heads=1)))
 
 
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 3), (2, 4), (4, 0), (0, 0)])
+def test_heads_that_are_no_multiple_of_key_heads_are_refused(heads: int, key_heads: int) -> None:
+    metadata = {
+        "general.architecture": "llama",
+        "llama.embedding_length": 32,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": key_heads,
+    }
+    with pytest.raises(ModelError, match=rf"m\.gguf: {heads} attention heads cannot share {key_heads} key heads"):
+        checkpoint._config_of(Path("m.gguf"), metadata, {}, "")
+
+
+@pytest.mark.parametrize(("hidden", "heads", "dim"), [(36, 4, 9), (4, 4, 1), (3, 4, 0)])
+def test_heads_without_rotary_pairs_are_refused(hidden: int, heads: int, dim: int) -> None:
+    metadata = {
+        "general.architecture": "llama",
+        "llama.embedding_length": hidden,
+        "llama.attention.head_count": heads,
+    }
+    with pytest.raises(ModelError, match=rf"m\.gguf: heads of {dim} numbers have no rotary pairs"):
+        checkpoint._config_of(Path("m.gguf"), metadata, {}, "")
+
+
+def test_a_file_with_uneven_heads_is_refused_even_where_it_was_converted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "uneven.gguf", replace(CONFIG, num_kv_heads=3))
+    with pytest.raises(ModelError, match=r"uneven\.gguf: 4 attention heads cannot share 3 key heads"):
+        load_model(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_check_heads", lambda *_: None)
+        open_checkpoint(path)
+    with pytest.raises(ModelError, match="4 attention heads cannot share 3 key heads"):
+        load_model(path)
+
+
 def test_damage_to_the_converted_form_is_found(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
     open_checkpoint(path)

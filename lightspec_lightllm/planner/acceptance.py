@@ -28,6 +28,7 @@ import numpy as np
 
 from lightspec_lightllm.planner.confidence import NUM_BINS
 from lightspec_lightllm.planner.loops import INNER
+from lightspec_lightllm.planner.loops.plain.arithmetic import sigmoid
 from lightspec_lightllm.planner.loops.plain.learning import read_depths
 from lightspec_lightllm.planner.scale import INFO_PER_TRIAL, LEVEL_STEP, NEUTRAL_LEVEL, SPREAD_MEMORY
 from lightspec_lightllm.planner.types import FloatArray, IntArray
@@ -91,7 +92,7 @@ class AcceptanceModel:
         """float[K]: acceptance of a batch of int[N] levels if what was seen, and half of what these requests have in
         common, was bad luck."""
         offset = 0.0 if levels is None else LEVEL_STEP * (float(np.add.reduce(levels)) / len(levels) - NEUTRAL_LEVEL)
-        return _sigmoid(self._theta_read + self.hope() + 0.5 * offset)
+        return sigmoid(self._theta_read + self.hope() + 0.5 * offset)
 
     def learn(self, residual: FloatArray, information: FloatArray) -> float:
         """Take in trials by depth: float[K] accepted above expectation, and float[K] information.
@@ -129,10 +130,6 @@ def raised(probability: FloatArray, log_odds: float) -> FloatArray:
     """Probabilities with so much added to their log-odds."""
     odds = math.exp(log_odds)
     return probability * odds / (1.0 - probability + probability * odds)
-
-
-def _sigmoid(log_odds: FloatArray) -> FloatArray:
-    return 1.0 / (1.0 + np.exp(-log_odds))
 
 
 class Scores(NamedTuple):

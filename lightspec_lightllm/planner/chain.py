@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightspec_lightllm.planner.estimator import AcceptanceEstimator
+from lightspec_lightllm.planner.intake import read_chain
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 
@@ -33,7 +34,11 @@ class ChainRule:
         Args:
             confidence: float[n, j], of the drafts so far, j at least 1.
             request_ids: int[n], of the requests that are drafted for.
+
+        Raises:
+            PlanError: a confidence is no probability, nor NaN for one that is unknown; or there is not one row and one
+                id per request.
         """
-        ids = np.array(request_ids, dtype=np.int64)
-        expected = self.estimator.next_survival(confidence, ids)
+        sure, ids, num_unknown = read_chain(confidence, request_ids)
+        expected = self.estimator.next_survival(sure, ids, some_unknown=num_unknown > 0)
         return float(np.maximum(expected - self.row_price, 0.0).sum()) > self.step_price

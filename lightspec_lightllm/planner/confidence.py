@@ -6,6 +6,7 @@ not known. Arrays of codes are depth by request: what is done along depths is th
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -21,12 +22,17 @@ BIN_CENTRES = np.arange(-3.5, 4.51, 0.5)
 NUM_BINS = len(BIN_CENTRES)
 
 _GRID = np.minimum(np.arange(NUM_CODES) + 0.5, _RESOLUTION - 0.25) / _RESOLUTION
-BIN_OF_CODE = np.clip(np.rint((np.log(_GRID / (1 - _GRID)) - BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
+_LOG_ODDS = np.array(list(map(math.log, (_GRID / (1 - _GRID)).tolist())))  # the C library's: numpy's differ by CPU
+BIN_OF_CODE = np.clip(np.rint((_LOG_ODDS - BIN_CENTRES[0]) / 0.5), 0, NUM_BINS - 1).astype(np.int64)
 
 
 def codes_of(confidence: FloatArray, num_depths: int, *, some_unknown: bool) -> IntArray:
-    """int[D, N]: codes of the first D depths of float[N, K] confidences in 0..1, or NaN where ``some_unknown``."""
-    scaled = confidence[:, :num_depths] * _RESOLUTION
+    """int[D, N]: codes of the first D depths of float[N, K] confidences in 0..1, or NaN where ``some_unknown``.
+
+    Codes are within their table whatever is given: the host may write into its buffer after it was checked.
+    """
+    sure = confidence[:, :num_depths]
+    scaled = np.fmin(np.fmax(sure, 0.0), 1.0) * _RESOLUTION
     if some_unknown:
-        np.copyto(scaled, NUM_CODES + np.arange(num_depths), where=np.isnan(scaled))
+        np.copyto(scaled, NUM_CODES + np.arange(num_depths), where=np.isnan(sure))
     return cast(IntArray, scaled.T.astype(np.int64, order="C"))

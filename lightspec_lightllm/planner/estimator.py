@@ -213,11 +213,11 @@ class AcceptanceEstimator:
             return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful(levels)))
         return GainCurve.of_survivals(raised(survival[self._depths < proposed[:, None]], self.hope))
 
-    def next_survival(self, confidence: FloatArray, request_ids: IntArray) -> FloatArray:
+    def next_survival(self, confidence: FloatArray, request_ids: IntArray, *, some_unknown: bool) -> FloatArray:
         """float[n]: expected survival of the draft after float[n, j] drafts, before its own confidence is known."""
         steps = min(confidence.shape[1], self.max_draft_steps - 1)
         codes = np.full((steps + 1, len(confidence)), NUM_CODES + steps)
-        codes[:steps] = codes_of(confidence, steps, some_unknown=bool(np.isnan(confidence).any()))
+        codes[:steps] = codes_of(confidence, steps, some_unknown=some_unknown)
         return survival_of(self._survivals().cells(codes, self.levels(request_ids))[steps])
 
     # --- learning -----------------------------------------------------------------------------------------------------

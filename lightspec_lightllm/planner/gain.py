@@ -9,7 +9,6 @@ import numpy as np
 
 from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.loops.plain.arithmetic import curve_of
-from lightspec_lightllm.planner.loops.plain.reading import curve_of_cells
 from lightspec_lightllm.planner.survival import CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
@@ -80,11 +79,6 @@ class GainCurve:
         gain = np.zeros(len(survival) + 1)
         np.add.accumulate(np.sort(survival)[::-1], out=gain[1:])
         return cls(np.arange(len(gain), dtype=np.float64), gain)
-
-    @classmethod
-    def of_cells(cls, cells: CellArray) -> GainCurve:
-        """The curve of single drafts by cell (see `survival`), of those that there are and that may be accepted."""
-        return cls(*curve_of_cells(cells))
 
     def at(self, rows: IntArray | FloatArray) -> FloatArray:
         """Gain at several numbers of rows."""

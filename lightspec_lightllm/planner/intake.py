@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.loops import INNER
@@ -18,7 +19,8 @@ _NO_COUNTS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Outcome(NamedTuple):
-    """A round's feedback, checked, in arrays of the planner's own: the host may reuse its buffers.
+    """A round's feedback, checked, in arrays of the planner's own, confidences excepted: these may be the host's own
+    buffer, which it may reuse once the call that read it returned.
 
     Attributes:
         verified, accepted, proposed: int[N].
@@ -118,6 +120,25 @@ def read_confidence(values: object, proposed: IntArray, max_draft_steps: int) ->
     if not (confidence[~unknown] >= 0.0).all() or not (confidence[~unknown] <= 1.0).all():
         raise PlanError("confidence: expected probabilities in 0..1, or NaN if unknown, for every waiting draft")
     return confidence, int(np.count_nonzero(unknown))
+
+
+def read_chain(confidence: object, request_ids: object) -> tuple[FloatArray, IntArray, int]:
+    """float[n, j] confidences of drafts so far, as `read_confidence` gives them; int[n] ids; how many are unknown.
+
+    Raises:
+        PlanError: a confidence is no probability, or there is not one row of them per request.
+    """
+    try:
+        ids, shape = np.array(request_ids, dtype=np.int64), np.shape(cast(npt.ArrayLike, confidence))
+    except (TypeError, ValueError, OverflowError):
+        raise PlanError("confidence and request_ids: expected arrays of numbers, got something else") from None
+    if ids.ndim != 1 or len(shape) != 2 or shape[0] != len(ids):
+        raise PlanError(
+            "confidence and request_ids: expected float[n, j] and int[n], one row and one id per request, got shapes "
+            f"{shape} and {ids.shape}"
+        )
+    sure, num_unknown = read_confidence(confidence, np.full(len(ids), shape[1]), shape[1])
+    return sure, ids, num_unknown
 
 
 def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: bool = True) -> Outcome:

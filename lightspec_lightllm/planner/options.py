@@ -16,6 +16,10 @@ MAX_DRAFT_STEPS = 15
 """The largest K: a request's rows must fit the 16 that LightLLM's verification kernels take."""
 
 
+LEAST_PRIOR = 1e-6
+"""Bound of the acceptance assumed at first, and of its distance from 1: its odds must be numbers to reckon with."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
     """Parameters of the acceptance estimator and of the search.
@@ -24,7 +28,8 @@ class PlannerOptions:
     q (1 - q) of Fisher information on its log-odds, about 0.2.
 
     Attributes:
-        prior_acceptance: acceptance assumed before the first trial, in (0, 1). Optimistic, so that drafting is tried.
+        prior_acceptance: acceptance assumed before the first trial, in 1e-6..1 - 1e-6. Optimistic, so that drafting
+            is tried.
         memory_trials: trials after which an acceptance statistic has forgotten 1 - 1/e of the past.
         request_memory_trials: the same for the offset of one request.
         request_prior_trials: trials that pull a request's offset towards the batch; larger trusts requests less.
@@ -47,7 +52,7 @@ class PlannerOptions:
 
     def __post_init__(self) -> None:
         checks = {
-            "prior_acceptance": 0 < self.prior_acceptance < 1,
+            "prior_acceptance": LEAST_PRIOR <= self.prior_acceptance <= 1 - LEAST_PRIOR,
             "memory_trials": self.memory_trials >= 1,
             "request_memory_trials": self.request_memory_trials >= 1,
             "request_prior_trials": self.request_prior_trials > 0,

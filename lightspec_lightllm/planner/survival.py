@@ -9,6 +9,8 @@ All of these fit into 16 bits, which makes them quick to add.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,12 +34,14 @@ NO_DRAFT = MAX_DRAFT_STEPS * LAST_CELL + BIT_STEPS
 MOST_ODDS = 24
 """Log-odds that are the most there are."""
 
-_ODDS = np.arange(-MOST_ODDS * ODDS_STEPS, MOST_ODDS * ODDS_STEPS + 1) / ODDS_STEPS
+# Tables are built with the C library's functions: numpy's round differently from one type of CPU to another.
+_ODDS = range(-MOST_ODDS * ODDS_STEPS, MOST_ODDS * ODDS_STEPS + 1)
+_EXACT_BITS = np.array([math.log2(1.0 + math.exp(-odds / ODDS_STEPS)) for odds in _ODDS])
 
-BITS: CellArray = np.minimum(np.rint(np.log2(1.0 + np.exp(-_ODDS)) * BIT_STEPS), LAST_CELL).astype(np.int16)
+BITS: CellArray = np.minimum(np.rint(_EXACT_BITS * BIT_STEPS), LAST_CELL).astype(np.int16)
 """By rounded log-odds from ``-MOST_ODDS`` on, what an acceptance takes off a survival."""
 
-SURVIVAL: FloatArray = np.append(np.exp2(-np.arange(LAST_CELL) / BIT_STEPS), 0.0)
+SURVIVAL: FloatArray = np.array([*(math.pow(2.0, -cell / BIT_STEPS) for cell in range(LAST_CELL)), 0.0])
 """By cell."""
 
 

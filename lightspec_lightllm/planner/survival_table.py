@@ -86,11 +86,3 @@ class SurvivalTable:
     def cells(self, codes: IntArray, levels: IntArray | None) -> CellArray:
         """int16[D, N]: cells of int[D, N] codes; requests of int[N] levels, or all like the batch."""
         return INNER.loops.cells(codes, NONE if levels is None else levels, *self._whole)
-
-    def acceptance(self, codes: IntArray, depths: IntArray, levels: IntArray | None) -> FloatArray:
-        """float[T]: conditional acceptance of single drafts, by code, depth from 0, and level of the request."""
-        by_code, by_depth, by_level = self.against
-        odds = by_code.take(codes) * by_depth.take(depths)
-        if levels is not None:
-            odds *= by_level.take(levels)
-        return 1.0 / (1.0 + odds)

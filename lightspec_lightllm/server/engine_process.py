@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lightspec_lightllm.config import Config
+from lightspec_lightllm.decode.loops_log import log_loops
 from lightspec_lightllm.engine.fetch import MODEL_MEMBER
 from lightspec_lightllm.errors import LightspecError
 from lightspec_lightllm.server.messages import Loading, NotStarted
@@ -104,6 +105,7 @@ def serve_runtime(runtime: EmbeddedRuntime, config: Config, connection: Connecti
     from lightspec_lightllm.server.engine_loop import EngineLoop, engine_info
 
     rounds = configured_rounds(runtime, config)
+    log_loops(logger)
     connection.send(engine_info(runtime, model_name(config), config.planner.strategy))
     EngineLoop(runtime, rounds, connection).run()
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
+from lightspec_lightllm.planner.acceptance import AcceptanceModel
 from lightspec_lightllm.planner.confidence import BIN_CENTRES, BIN_OF_CODE, NUM_BINS, NUM_CODES, codes_of
 from lightspec_lightllm.planner.lightspec import LightspecPlanner
 from lightspec_lightllm.planner.scale import LEVEL_OFFSETS
-from lightspec_lightllm.planner.survival import survival_of
+from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, SURVIVAL, survival_of
 from lightspec_lightllm.planner.survival_table import SurvivalTable
 from lightspec_lightllm.planner.types import BoolArray, FloatArray
 from tests.planner.worlds import GPU
@@ -50,8 +51,26 @@ def test_survivals_by_look_up_are_those_of_the_model(seed: int, with_levels: boo
     np.testing.assert_allclose(found[likely], exact[likely], rtol=0.25)
     np.testing.assert_allclose(np.log(found[likely] / exact[likely]).mean(), 0.0, atol=0.05)
     assert (np.diff(found, axis=0) <= 0).all()
-    single = table.acceptance(codes[3], np.full(20, 3), levels)
-    np.testing.assert_allclose(single, 1.0 / (1.0 + np.exp(-odds[3])))
+    by_code, by_depth, by_level = table.against
+    against = by_code[codes[3]] * by_depth[3] * (1.0 if levels is None else by_level[levels])
+    np.testing.assert_allclose(1.0 / (1.0 + against), 1.0 / (1.0 + np.exp(-odds[3])))
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=30), st.booleans())
+@example([87.0, math.inf, -math.inf, math.nan, -1.0, 1e300, -0.0, 1.0], False)
+def test_whatever_a_buffer_holds_codes_are_within_their_table(values: list[float], some_unknown: bool) -> None:
+    codes = codes_of(np.array([values, values]), len(values), some_unknown=some_unknown)
+    for depth, (code, value) in enumerate(zip(codes[:, 0].tolist(), values, strict=True)):
+        assert 0 <= code < NUM_CODES or (some_unknown and math.isnan(value) and code == NUM_CODES + depth)
+
+
+def test_tables_are_those_of_the_c_library() -> None:
+    """Numpy's logarithms and exponentials are not the same bit for bit on every type of CPU."""
+    assert SURVIVAL.tolist() == [*(math.pow(2.0, -cell / BIT_STEPS) for cell in range(LAST_CELL)), 0.0]
+    model = AcceptanceModel(15, prior_logit=0.8, use_confidence=False, memory_trials=400.0)
+    model.learn(np.linspace(-9.0, 9.0, 15), np.linspace(40.0, 1.0, 15))
+    hopeful = (model.depth_terms + model.hope()).tolist()
+    assert model.hopeful(None).tolist() == [1.0 / (1.0 + math.exp(-odds)) for odds in hopeful]
 
 
 def test_fewer_depths_have_the_same_survivals() -> None:
@@ -148,5 +167,5 @@ def test_a_step_after_an_unknown_confidence_is_still_judged() -> None:
     assert plan.chain is not None
     told = np.array([[0.9, math.nan], [0.9, 0.8]])
     assert plan.chain.worth_another_step(told, np.arange(2)) in {True, False}
-    survival = plan.chain.estimator.next_survival(told, np.arange(2))
+    survival = plan.chain.estimator.next_survival(told, np.arange(2), some_unknown=True)
     assert ((survival > 0) & (survival < 1)).all()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalHistory, SurvivalMass
+from lightspec_lightllm.planner.loops.plain.reading import curve_of_cells
 from lightspec_lightllm.planner.survival import BIT_STEPS, LAST_CELL, NO_DRAFT, CellArray
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 from tests.planner.worlds import survival_of, survivals
@@ -132,6 +133,6 @@ def test_the_gain_by_cells_is_that_of_the_single_drafts_to_two_percent(batch: tu
     survival, proposed = batch
     there = np.arange(survival.shape[1]) < proposed[:, None]
     exact = GainCurve.of_survivals(survival[there])
-    curve = GainCurve.of_cells(np.where(there.T, cells_of(survival), NO_DRAFT))
+    curve = GainCurve(*curve_of_cells(np.where(there.T, cells_of(survival), NO_DRAFT)))
     rows = np.arange(int(proposed.sum()) + 3)
     np.testing.assert_allclose(curve.at(rows), exact.at(rows), rtol=0.025, atol=1e-4)

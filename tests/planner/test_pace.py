@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightspec_lightllm.errors import PlanError
 from lightspec_lightllm.planner import BatchView, RoundFeedback, make_planner
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import LONGEST, ProbeSchedule
@@ -106,6 +110,32 @@ def test_a_chain_goes_on_while_the_next_drafts_are_worth_their_rows_and_the_step
     assert answers == sorted(answers, reverse=True)
     assert answers[-1] is False
     assert rule.worth_another_step(np.full((4, 1), 0.99), ids)
+
+
+@pytest.mark.parametrize("told", [87.0, math.inf, -math.inf, -0.5, 1.0 + 1e-15])
+def test_a_chain_rule_refuses_confidences_that_are_no_probabilities(told: float) -> None:
+    plan = make_planner("lightspec", GPU, max_draft_steps=5).plan(BatchView(2, np.full(2, 5), request_ids=np.arange(2)))
+    assert plan.chain is not None
+    with pytest.raises(PlanError, match="confidence: expected probabilities"):
+        plan.chain.worth_another_step(np.array([[0.9, 0.8], [0.7, told]]), np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("confidence", "ids"),
+    [
+        (np.full((4, 2), 0.5), np.arange(3)),
+        (np.full((4, 2), 0.5), np.arange(5)),
+        (np.full(4, 0.5), np.arange(4)),
+        (np.full((4, 2), 0.5), np.zeros((4, 1), dtype=np.int64)),
+        ([[0.5], [0.5, 0.5]], np.arange(2)),
+        ([["high"]], np.arange(1)),
+    ],
+)
+def test_a_chain_rule_refuses_other_shapes_than_one_row_and_one_id_per_request(confidence: Any, ids: Any) -> None:
+    plan = make_planner("lightspec", GPU, max_draft_steps=5).plan(BatchView(4, np.full(4, 5), request_ids=np.arange(4)))
+    assert plan.chain is not None
+    with pytest.raises(PlanError, match="confidence"):
+        plan.chain.worth_another_step(confidence, ids)
 
 
 @pytest.mark.parametrize("kind", ["free", "block", "chained"])

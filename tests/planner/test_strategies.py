@@ -18,6 +18,7 @@ from lightspec_lightllm.planner import (
     RoundFeedback,
     make_planner,
 )
+from lightspec_lightllm.planner.options import LEAST_PRIOR
 from tests.planner.worlds import CPU, GPU, KINDS
 
 
@@ -59,7 +60,7 @@ def test_the_largest_number_of_steps_is_1_to_15(strategy: str, steps: Any) -> No
 
 
 OUT_OF_RANGE: dict[str, list[float]] = {
-    "prior_acceptance": [0.0, 1.0, -0.1, float("nan")],
+    "prior_acceptance": [0.0, 1.0, -0.1, 1e-310, 1e-12, 1 - 1e-12, float("nan")],
     "memory_trials": [0.5, -1.0, float("nan")],
     "request_memory_trials": [0.5, float("nan")],
     "request_prior_trials": [0.0, -1.0, float("nan")],
@@ -77,6 +78,11 @@ def test_an_option_out_of_range_is_refused_by_name(name: str, value: float) -> N
     options: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=name):
         make_planner("lightspec", GPU, max_draft_steps=3, **options)
+
+
+@pytest.mark.parametrize("prior", [LEAST_PRIOR, 1 - LEAST_PRIOR])
+def test_the_least_and_the_largest_prior_plan(prior: float) -> None:
+    assert decisions("lightspec", rounds=3, prior_acceptance=prior)
 
 
 def test_every_numeric_option_has_its_range_tested() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_an_engine_that_is_killed_is_started_again_and_nobody_waits_in_silence(m
         assert client.metrics()["lightspec_engine_restarts_total"] == 1
         assert running.end() == 0
     assert running.logged("the server has ended")
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed (extra fast)")
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({}, "INFO .* the planner's loops: compiled$"),
+        (
+            {"NUMBA_DISABLE_JIT": "1"},
+            "WARNING .* the planner's loops: numpy: ImportError: numba is told not to compile",
+        ),
+    ],
+)
+def test_the_log_says_once_which_loops_plan(model: Path, environment: dict[str, str], line: str) -> None:
+    with command(model, **environment) as running:
+        assert running.end() == 0
+    assert len([logged for logged in running.log if "the planner's loops" in logged]) == 1
+    assert running.logged(line)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ from lightspec_lightllm.adapters.lightllm.planning import (
 )
 from lightspec_lightllm.adapters.lightllm.prefill import DynamicPrefillMixin
 from lightspec_lightllm.adapters.lightllm.sampling import Rows, RowSampler
+from lightspec_lightllm.decode.loops_log import log_loops
 from lightspec_lightllm.errors import HostError, LightspecError
 from lightspec_lightllm.planner import CostModel, Planner
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
@@ -155,7 +156,10 @@ class DynamicMtpMixin(DynamicPrefillMixin):
             torch.cuda.empty_cache()
         max_rows = int(self.model.graph_max_batch_size)
         planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind, max_rows)
-        reporter = open_reporter(self, table) if self.is_master_in_dp else None
+        reporter = None
+        if self.is_master_in_dp:
+            log_loops(logger)
+            reporter = open_reporter(self, table)
         return RoundPlanner(planner, reporter, timed=timed, why_fixed=why_fixed)
 
     def make_planner(self, table: CostModel) -> Planner:

@@ -1,4 +1,4 @@
-"""Whether compiled loops give what numpy gives on this machine, by one made-up batch. Takes some milliseconds."""
+"""Whether compiled loops give what numpy gives on this machine, by made-up batches. Takes some 10 milliseconds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from typing import Any, cast
 
 import numpy as np
 
-from lightspec_lightllm.planner.confidence import NUM_BINS, NUM_CODES
+from lightspec_lightllm.planner.confidence import BIN_CENTRES, NUM_BINS, NUM_CODES
 from lightspec_lightllm.planner.loops.interface import Loops
 from lightspec_lightllm.planner.loops.plain.learning import hashed
 from lightspec_lightllm.planner.scale import LEVEL_AGAINST, LEVEL_OFFSETS, LEVELS
-from lightspec_lightllm.planner.survival import CURVE_CELLS, MOST_ODDS, ODDS_STEPS
+from lightspec_lightllm.planner.survival import (
+    BIT_STEPS,
+    CURVE_CELLS,
+    LAST_CELL,
+    MOST_ODDS,
+    ODDS_STEPS,
+    CellArray,
+)
 from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 _REQUESTS, _DEPTHS, _BITS = 67, 15, 5
+
+_WHOLE_OFFSETS: CellArray = np.rint(LEVEL_OFFSETS * ODDS_STEPS).astype(np.int16)
+
+
+class LoopsDifferError(RuntimeError):
+    """A loop does not give what numpy gives."""
 
 
 def spread(*shape: int, start: float = 0.5) -> FloatArray:
@@ -27,15 +40,15 @@ def compare(plain: Loops, compiled: Loops) -> None:
     """Run every loop in both ways.
 
     Raises:
-        RuntimeError: one differs.
+        LoopsDifferError: one differs.
     """
-    for name, arguments in samples().items():
+    for name, arguments in (*samples().items(), *bounds()):
         mine, theirs = (tuple(_copied(a) for a in arguments) for _ in range(2))
         found, expected = getattr(compiled, name)(*mine), getattr(plain, name)(*theirs)
         if name == "learn_offsets":
             mine, theirs = (a[:6] + a[7:] for a in (mine, theirs))  # the one left out is room to work in
         if not _same((found, mine), (expected, theirs)):
-            raise RuntimeError(f"{name}: differs from numpy on this machine")
+            raise LoopsDifferError(f"{name}: differs from numpy on this machine")
 
 
 def samples() -> dict[str, tuple[Any, ...]]:
@@ -132,6 +145,62 @@ def samples() -> dict[str, tuple[Any, ...]]:
             *(np.array([0, 1, 2, 5, 7]), extra, ms, 0.07),
         ),
     }
+
+
+def bounds() -> list[tuple[str, tuple[Any, ...]]]:
+    """Arguments that reach the bounds of what loops learn and look up, and many exponentials and interpolations."""
+    far, one = np.array([-30.0, 30.0] * NUM_BINS), np.ones(2 * NUM_BINS)
+    bins, depths = far[:NUM_BINS], far[:_DEPTHS]
+    sure, levels = np.full(_DEPTHS, 0.999), np.arange(_REQUESTS) % LEVELS
+    trials: IntArray = np.arange(_REQUESTS) % (_DEPTHS + 1)
+    accepted: IntArray = trials + 1
+    terms: IntArray = (30 * (np.arange(NUM_CODES + _DEPTHS) % 65 - 32)).astype(np.int16)
+    table = terms, np.rint((0.1 * depths + MOST_ODDS) * ODDS_STEPS).astype(np.int16), _WHOLE_OFFSETS
+    codes: IntArray = np.arange(_DEPTHS * _REQUESTS).reshape(_DEPTHS, _REQUESTS) * 7 % NUM_CODES
+    wide = codes.T / (NUM_CODES - 1.0)
+    strange = wide.copy()
+    strange[::3, ::2], strange[1::3, 1], strange[2::3, 5] = math.nan, 87.0, -math.inf
+    found: list[tuple[str, tuple[Any, ...]]] = [
+        ("are_probabilities", (np.array([[value]]),)) for value in (-0.0, 1.0, np.nextafter(1.0, 2.0), math.nan)
+    ]
+    found += [("cells", (codes, levels, *table)), ("cells", (codes, levels[:0], *table))]
+    for values, some_unknown in ((wide, False), (strange, True), (strange, False)):
+        filled = np.zeros_like(codes), np.zeros((_DEPTHS, _REQUESTS)), np.zeros((2, CURVE_CELLS + 1))
+        found.append(("read_drafts", (values, _DEPTHS, trials[:0], levels, *table, some_unknown, *filled)))
+    # One cell after the other, past the last.
+    ladder = np.arange(LAST_CELL + 2 * BIT_STEPS, dtype=np.int16)
+    found.append(("expected_drafts", (np.stack((ladder, ladder + np.int16(1))), 7)))
+    against, scores = np.exp(0.5 * far), (np.zeros((2, NUM_BINS)), np.zeros((2, _DEPTHS)), np.zeros((2, _REQUESTS)))
+    by_code = against[np.arange(NUM_CODES + _DEPTHS) % len(against)]
+    found.append(("score_trials", (trials, accepted, codes, levels, by_code, sure, LEVEL_AGAINST, sure, *scores)))
+    found.append(("depth_scores", (trials, accepted, sure)))
+    expected = np.zeros((2, LEVELS, _DEPTHS + 1))
+    found.append(("level_scores", (trials, accepted, levels, np.tile(sure, (LEVELS, 1)), expected)))
+    tables = np.zeros((LEVELS, _DEPTHS)), np.zeros((LEVELS, _DEPTHS)), expected.copy(), np.zeros(LEVELS * _DEPTHS)
+    found.append(("level_table", (np.full(_DEPTHS, 6.0), *tables, np.zeros((2, LEVELS * _DEPTHS), dtype=np.int64))))
+    for sign in (-1.0, 1.0):
+        # Far more than any bound, up and down.
+        found.append(
+            ("learn_depths", (0.1 * depths, 1.0 + one[:_DEPTHS], depths, sign * depths, depths**2, 80.0, 0.8, 1.0))
+        )
+        found.append(("learn_bins", (0.1 * bins, 1.0 + one[:NUM_BINS], bins, sign * bins, bins**2, 80.0, 1.2)))
+        for steep in (-1.0, 0.1, 3.0):
+            found.append(("read_bins", (sign * steep * BIN_CENTRES, 99.0 * one[:NUM_BINS], 1.2)))
+    for size, told in ((1, 30.0), (2, 30.0), (2, 0.0), (_REQUESTS, 30.0), (_REQUESTS, 1.0)):
+        ids: IntArray = np.arange(size) % 25
+        entries = np.zeros(1 << _BITS, dtype=np.int64), np.zeros(1 << _BITS), np.ones(1 << _BITS)
+        learned = *entries, np.zeros(1 << _BITS, dtype=np.int64), (25.0, 64.0, 2.4)
+        residual = told * far[np.arange(size) % 2]
+        found.append(("learn_offsets", (ids, residual, 0.3 + spread(size), 0.1, 16.0, _owned(ids), *learned)))
+    distant: IntArray = (spread(_REQUESTS) * 2.0**63).astype(np.int64) - (1 << 62)
+    owned = np.full(1 << _BITS, -1, dtype=np.int64), *np.ones((2, 1 << _BITS)), np.zeros(1 << _BITS, dtype=np.int64)
+    found.append(("find_entries", (distant, *owned, _BITS)))
+    odds = 60.0 * spread(10_000) - 30.0
+    found.append(("acceptances", (odds,)))
+    count, value = 0.5 + spread(200), np.sort(spread(200, start=0.2))[::-1].copy()
+    extra = np.sort(190.0 * spread(10_000))
+    found.append(("ladder_values", (value, count, extra, np.zeros(10_000), np.arange(10_000), 0.0)))
+    return found
 
 
 def _owned(ids: IntArray) -> IntArray:

@@ -232,7 +232,8 @@ class Loops(Protocol):
         price: float,
         /,
     ) -> FloatArray:
-        """The same where the drafts of each depth are alike: the best of the first of ``extra``, up to each end."""
+        """float[D]: what `best_values` gives where all requests are alike, and one curve serves every depth: the best
+        of ``extra`` rows up to each of int[D] ``ends``, which are indices into them."""
 
     def best_values(
         self,

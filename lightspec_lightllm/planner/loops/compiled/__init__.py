@@ -6,6 +6,12 @@ arithmetic: every sum and product is rounded as numpy rounds it. `check` compare
 
 from __future__ import annotations
 
+import importlib
+import sys
+
+from numba import extending
+
+from lightspec_lightllm.planner.loops.compiled import arithmetic, learning, reading, search
 from lightspec_lightllm.planner.loops.compiled.learning import (
     acceptances,
     depth_scores,
@@ -57,7 +63,19 @@ __all__ = [
     "proposal_counts",
     "read_bins",
     "read_drafts",
+    "recompile",
     "round_counts",
     "score_trials",
     "whole_terms",
 ]
+
+
+def recompile() -> None:
+    """Compile everything anew, whatever is kept on disk, and keep that instead. Takes some seconds."""
+    modules = arithmetic, learning, reading, search
+    for part in (part for module in modules for part in vars(module).values()):
+        if extending.is_jitted(part):
+            # `Dispatcher.recompile` would keep it under a signature that is not looked for.
+            vars(part)["_cache"].flush()
+    for module in (*modules, sys.modules[__name__]):
+        importlib.reload(module)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
+from lightspec_lightllm.planner.loops.compiled.types import helper
 
 
-@njit(cache=True)
+@helper
 def sigmoid(log_odds):
     """Probability of log-odds."""
     return 1.0 / (1.0 + math.exp(-log_odds))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from lightspec_lightllm.planner.confidence import BIN_CENTRES
 from lightspec_lightllm.planner.loops.compiled.arithmetic import sigmoid
 from lightspec_lightllm.planner.loops.compiled.types import (
     compiled,
+    helper,
     ints,
     ints_2d,
     new_ints,
@@ -144,7 +145,7 @@ def acceptances(log_odds):
     return found
 
 
-@njit(cache=True)
+@helper
 def _blend(value, info, read, residual, information):
     for k in range(len(value)):
         info[k] += information[k]
@@ -152,7 +153,7 @@ def _blend(value, info, read, residual, information):
         value[k] = min(max(value[k], -MOST_LOG_ODDS), MOST_LOG_ODDS)
 
 
-@njit(cache=True)
+@helper
 def _mean_rise(after, before, information):
     rise = total = 0.0
     for k in range(len(after)):
@@ -223,7 +224,7 @@ def learn_bins(value, info, before, residual, information, memory, strength):
     return read, rise
 
 
-@njit(cache=True)
+@helper
 def _hashed(ids, bits):
     entries = np.empty(len(ids), dtype=np.int64)
     for i in range(len(ids)):
@@ -250,7 +251,7 @@ def find_entries(ids, owner, offset, info, level, bits):
     return entries
 
 
-@njit(cache=True)
+@helper
 def _by_entry(ids, residual, information, owner, position):
     bits = 0
     while 1 << bits < len(owner):

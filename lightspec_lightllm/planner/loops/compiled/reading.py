@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from lightspec_lightllm.planner.confidence import BIN_OF_CODE, NUM_CODES
 from lightspec_lightllm.planner.loops.compiled.types import (
     cells_1d,
     compiled,
+    helper,
     ints,
     ints_2d,
     new_cells,
@@ -69,11 +70,11 @@ def round_counts(verified, accepted, proposed, most, trials):
         trials[i] = min(verified[i], accepted[i])
         num_trials += trials[i]
         num_accepted += accepted[i]
-        possible &= 1 <= accepted[i] <= 1 + verified[i] and verified[i] <= proposed[i] and verified[i] <= most
+        possible &= 0 <= verified[i] <= most and verified[i] <= proposed[i] and 1 <= accepted[i] <= 1 + verified[i]
     return possible, num_trials, num_accepted
 
 
-@njit(cache=True)
+@helper
 def _bits(odds):
     """What an acceptance of whole log-odds takes off a survival."""
     return np.int64(BITS[min(max(odds, 0), len(BITS) - 1)])
@@ -124,7 +125,9 @@ def read_drafts(
     for j in range(num_depths):
         for i in range(num_requests):
             scaled = confidence[i, j] * (NUM_CODES - 1)
-            codes[j, i] = NUM_CODES + j if some_unknown and math.isnan(scaled) else np.int64(scaled)
+            # Bounded whatever it is, NaN included: the host may write into its buffer after it was checked.
+            bounded = min(scaled, NUM_CODES - 1.0) if scaled > 0.0 else 0.0
+            codes[j, i] = NUM_CODES + j if some_unknown and math.isnan(scaled) else np.int64(bounded)
         depth = np.int64(depths[j])
         for i in range(num_requests):
             cells[i] += _bits(terms[codes[j, i]] + depth + offset[i])

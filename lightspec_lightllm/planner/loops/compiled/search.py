@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from lightspec_lightllm.planner.loops.compiled.types import (
     cells_2d,
     compiled,
+    helper,
     ints,
     new_ints,
     new_reals,
@@ -19,7 +20,7 @@ from lightspec_lightllm.planner.loops.plain.search import MASS_BINS, MASS_SHARED
 from lightspec_lightllm.planner.survival import LAST_CELL, SURVIVAL
 
 
-@njit(cache=True)
+@helper
 def _between(rows, gain, at, extra):
     """Height at ``extra``, which is not below ``rows[at]`` and below the next: numpy's own formula."""
     if at == len(rows) - 1 or rows[at] == extra:

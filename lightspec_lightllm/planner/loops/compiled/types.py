@@ -1,11 +1,34 @@
-"""The types that loops are compiled for."""
+"""The types that loops are compiled for, and how."""
 
 from __future__ import annotations
+
+import hashlib
+from pathlib import Path
 
 from numba import config, njit, types
 
 if vars(config)["DISABLE_JIT"]:
     raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
+if vars(config).get("USING_SVML"):
+    raise ImportError(
+        "numba takes exponentials from Intel's SVML, which rounds them otherwise than the C library "
+        "(NUMBA_DISABLE_INTEL_SVML=1 lets it compile)"
+    )
+
+
+def identity(folder):
+    """What compiled code is kept under on disk: a digest of all sources that its constants and helpers may be from.
+
+    Numba itself only looks at the file that a function is in.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+IDENTITY = identity(Path(__file__).parents[2])
 
 whole, real, truth = types.int64, types.float64, types.boolean
 
@@ -33,4 +56,15 @@ def compiled(result, *arguments):
     What returns is at most numbers: to make arrays of results numba calls back into Python, and an interrupt that
     arrives there ends as another error. So arrays that loops fill are made by their callers.
     """
-    return njit(result(*arguments), cache=True)
+    return lambda function: njit(result(*arguments), cache=True)(named(function))
+
+
+def helper(function):
+    """Compile for the types that loops call it with."""
+    return njit(cache=True)(named(function))
+
+
+def named(function):
+    """The function, kept on disk under a name that holds the identity of the sources."""
+    function.__qualname__ = f"{function.__qualname__}_{IDENTITY}"
+    return function

@@ -49,13 +49,14 @@ def round_counts(
 ) -> tuple[bool, int, int]:
     np.minimum(verified, accepted, out=trials)
     tally = _tally(accepted, most + 1)
-    # The first bound keeps what was verified from being negative.
+    # What is subtracted is bounded by then: differences of any numbers may wrap.
     possible = not len(verified) or (
         len(tally) > 0
         and not tally[0]
-        and int(np.maximum.reduce(accepted - verified)) <= 1
-        and int(np.maximum.reduce(verified - proposed)) <= 0
+        and int(np.minimum.reduce(verified)) >= 0
         and int(np.maximum.reduce(verified)) <= most
+        and int(np.maximum.reduce(accepted - verified)) <= 1
+        and bool(np.logical_and.reduce(verified <= proposed))
     )
     return possible, int(np.add.reduce(trials)), int(np.add.reduce(accepted))
 

@@ -22,6 +22,7 @@ the machine's doing (interrupts, other tenants), not the planner's.
 """
 
 import argparse
+import gc
 import platform
 import time
 from collections.abc import Callable
@@ -153,6 +154,8 @@ def main() -> None:
     args = parser.parse_args()
     clock = time.thread_time if args.cpu else time.perf_counter
     INNER.prepare()
+    gc.collect()
+    gc.freeze()  # as hosts do when they have started
     print(
         f"{cpu_name()}, Python {platform.python_version()}, numpy {np.__version__}, loops: {INNER.described}, "
         f"K = {args.steps}, seed {args.seed}"

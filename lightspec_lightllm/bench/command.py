@@ -1,5 +1,6 @@
 """``lightspec bench``: datasets, engine, experiment, table and files, in this order."""
 
+import gc
 import json
 import time
 from datetime import datetime
@@ -48,8 +49,13 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
         ready_seconds=time.perf_counter() - started,
     )
     progress = BenchProgress(log, num_requests(options))
-    with progress.bar:
-        experiment = run_experiment(host, datasets, options, progress)
+    gc.collect()
+    gc.freeze()  # what exists by now is not looked through again while rounds are timed
+    try:
+        with progress.bar:
+            experiment = run_experiment(host, datasets, options, progress)
+    finally:
+        gc.unfreeze()
 
     output = Console()
     if not output.is_terminal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,8 @@ def serve_runtime(runtime: EmbeddedRuntime, config: Config, connection: Connecti
 
     rounds = configured_rounds(runtime, config)
     log_loops(logger)
+    gc.collect()
+    gc.freeze()  # with a compiler loaded, looking through all that is there by now takes 0.1 s in the midst of a round
     connection.send(engine_info(runtime, model_name(config), config.planner.strategy))
     EngineLoop(runtime, rounds, connection).run()
 

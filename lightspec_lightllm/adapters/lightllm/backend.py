@@ -15,6 +15,7 @@ The CPU chooses how many rows there are, the device which: a round is launched b
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Any
 
@@ -156,6 +157,8 @@ class DynamicMtpMixin(DynamicPrefillMixin):
             torch.cuda.empty_cache()
         max_rows = int(self.model.graph_max_batch_size)
         planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind, max_rows)
+        gc.collect()
+        gc.freeze()  # with a compiler loaded, looking through all that is there by now takes 0.1 s in the midst of a round
         reporter = None
         if self.is_master_in_dp:
             log_loops(logger)

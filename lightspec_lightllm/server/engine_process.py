@@ -108,7 +108,7 @@ def serve_runtime(runtime: EmbeddedRuntime, config: Config, connection: Connecti
     rounds = configured_rounds(runtime, config)
     log_loops(logger)
     gc.collect()
-    gc.freeze()  # with a compiler loaded, looking through all that is there by now takes 0.1 s in the midst of a round
+    gc.freeze()  # to look through all that is there by now, a compiler too, takes 0.1 s in the midst of a round
     connection.send(engine_info(runtime, model_name(config), config.planner.strategy))
     EngineLoop(runtime, rounds, connection).run()
 

@@ -158,7 +158,7 @@ class DynamicMtpMixin(DynamicPrefillMixin):
         max_rows = int(self.model.graph_max_batch_size)
         planner = self.make_planner(table) if table else fixed_planner(self.max_draft_steps, kind, max_rows)
         gc.collect()
-        gc.freeze()  # with a compiler loaded, looking through all that is there by now takes 0.1 s in the midst of a round
+        gc.freeze()  # to look through all that is there by now, a compiler too, takes 0.1 s in the midst of a round
         reporter = None
         if self.is_master_in_dp:
             log_loops(logger)

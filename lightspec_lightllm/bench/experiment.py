@@ -4,6 +4,7 @@ Alternating lets machine noise fall on all arms alike; ratios are taken inside a
 ``interleave`` they take turns of half a second inside a repetition too (see `interleaved`).
 """
 
+import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         )
         for index, tokens in enumerate(prompts)
     ]
+    if options.interleave:
+        gc.collect()  # engines and hosts refer to each other: those of the last cell hold their caches until now
     hosts = {arm: host.beside() if options.interleave else host for arm in options.arms}
     rounds = {arm: hosts[arm].rounds(arm) for arm in options.arms}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def check_installed() -> None:
     """Raises ConfigError when this installation has no engine."""
-    missing = [package for package in ("torch", "tokenizers", "gguf", "jinja2") if version_of(package) is None]
+    missing = [package for package in ("torch", "tokenizers", "gguf", "jinja2", "numba") if version_of(package) is None]
     if missing:
         raise ConfigError(f"the embedded engine needs {', '.join(missing)}; install lightspec_lightllm[embedded]")
 

@@ -1,17 +1,19 @@
 """The experiment: alternation, pairing, the comparison of texts, and what an interruption leaves."""
 
+import weakref
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from lightspec_lightllm.bench import host
 from lightspec_lightllm.bench.cells import Cell, Run, first_difference
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.experiment import num_requests, run_experiment, schedule
 from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.bench.runner import RequestResult
 from lightspec_lightllm.errors import ConfigError, DatasetError
-from tests.bench.fakes import FakeHost
+from tests.bench.fakes import FakeHost, FakeRounds
 
 ARMS = ("off", "fixed:3", "lightspec")
 CHAT = Dataset("sharegpt", "chat.json", tuple(Prompt(f"p{i}", f"prompt {i}") for i in range(10)))
@@ -171,3 +173,28 @@ def test_options_that_cannot_be_measured_are_refused(changes: dict[str, object],
 def test_the_first_difference_is_where_the_texts_part_or_the_shorter_ends() -> None:
     assert first_difference((1, 2, 3), (1, 9, 3)) == 1
     assert first_difference((1, 2), (1, 2, 3)) == 2
+
+
+def test_an_installation_without_the_compiler_of_the_attention_is_told_which_extra_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "version_of", lambda package: None if package == "numba" else "1.0")
+    with pytest.raises(ConfigError, match=r"needs numba; install lightspec_lightllm\[embedded\]"):
+        host.check_installed()
+
+
+def test_engines_of_an_interleaved_cell_are_gone_when_the_next_one_begins() -> None:
+    """Whose hosts refer to themselves, as those of engines do, so that only a collection frees them."""
+    left: list[weakref.ref[FakeHost]] = []
+    alive: list[int] = []
+
+    class Cyclic(FakeHost):
+        def beside(self) -> FakeHost:
+            alive.append(sum(ref() is not None for ref in left))
+            other = FakeHost()
+            other.running = FakeRounds(other, "off", 1)
+            left.append(weakref.ref(other))
+            return other
+
+    run_experiment(Cyclic(), [CHAT], options(interleave=True, repetitions=1), Heard())
+    assert alive == [0, 1, 2, 0, 1, 2]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lightspec_lightllm.cpu.linear import LinearWeights, has_bfloat16_tiles
 from lightspec_lightllm.drafters.base import (
     DrafterKind,
     FloatArray,
@@ -23,8 +24,7 @@ from lightspec_lightllm.drafters.base import (
     StepRule,
 )
 from lightspec_lightllm.drafters.checkpoint import SHIPPED, HeadWeights, load_weights
-from lightspec_lightllm.drafters.lanes import LaneCache, write_rows
-from lightspec_lightllm.drafters.linear import WeightKind
+from lightspec_lightllm.drafters.lanes import LaneCache
 from lightspec_lightllm.drafters.network import HeadNetwork
 from lightspec_lightllm.errors import FeedbackError
 
@@ -34,22 +34,35 @@ MAX_BACKLOG = 256
 
 @dataclass
 class Backlog:
-    """What one request still has to feed the head: hidden states of positions ``start..start+rows-1``."""
+    """What one request still has to feed the head: hidden states of positions ``start..start+rows-1``.
+
+    Once it was fed, the last row stays: another `propose` without a round in between starts from it again.
+    """
 
     start: int = 0
+    fed: bool = False
     pending: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """Positions waiting."""
+        """Positions held."""
         return sum(chunk.shape[0] for chunk in self.pending)
 
-    def take(self) -> torch.Tensor:
-        """All waiting rows ``[rows, C * D]``, but the last one stays: a second `propose` starts from it again."""
-        rows = torch.cat(self.pending) if len(self.pending) > 1 else self.pending[0]
-        self.start += rows.shape[0] - 1
-        self.pending = [rows[-1:].clone()]
-        return rows
+    @property
+    def waiting(self) -> int:
+        """Positions that the next `propose` feeds."""
+        return self.rows - (self.fed and len(self.pending) > 1)
+
+    def take(self) -> tuple[int, list[torch.Tensor]]:
+        """Position of the first row to be fed and chunks ``[rows, C * D]`` from there on."""
+        if self.fed and len(self.pending) > 1:
+            self.start += 1
+            del self.pending[0]
+        first, chunks = self.start, self.pending
+        self.start += self.rows - 1
+        self.pending = [chunks[-1][-1:].clone()]
+        self.fed = True
+        return first, chunks
 
 
 class HeadDrafter:
@@ -64,13 +77,17 @@ class HeadDrafter:
         weights: HeadWeights | Path = SHIPPED,
         *,
         max_draft_steps: int = 8,
-        weight_kind: WeightKind = "float16",
+        weight_kind: LinearWeights | None = None,
     ) -> None:
-        """``embedding`` is the target's ``[V, D]``. ModelError when the weights are missing or of another target."""
+        """``embedding`` is the target's ``[V, D]``; ``weight_kind`` None: what is quickest on this processor.
+
+        ModelError when the weights are missing or of another target.
+        """
         loaded = load_weights(weights) if isinstance(weights, Path) else weights
         self.max_draft_steps = max_draft_steps
         self.capture_layers: tuple[int, ...] = loaded.geometry.capture_layers
-        self._network = HeadNetwork(loaded, embedding, weight_kind)
+        kind = weight_kind or ("bfloat16" if has_bfloat16_tiles() else "float16")
+        self._network = HeadNetwork(loaded, embedding, kind)
         self._cache = LaneCache(loaded.geometry.num_kv_heads, loaded.head_dim)
         self._backlogs: dict[int, Backlog] = {}
 
@@ -111,7 +128,7 @@ class HeadDrafter:
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
         """See `Drafter.backlog`."""
-        return sum(self._backlogs[seq.request_id].rows for seq in seqs if seq.request_id in self._backlogs)
+        return sum(self._backlogs[seq.request_id].waiting for seq in seqs if seq.request_id in self._backlogs)
 
     def release(self, request_id: int) -> None:
         """See `Drafter.release`."""
@@ -125,8 +142,6 @@ class HeadDrafter:
         ready = [row for row, seq in enumerate(seqs) if seq.request_id in self._backlogs]
         if not ready:
             return proposals
-        # In lane order a batch of all live requests reads the cache without a copy.
-        ready.sort(key=lambda row: self._cache.lane(seqs[row].request_id))
         chain = self._catch_up([seqs[row] for row in ready], steps)
         request_ids = np.array([seqs[row].request_id for row in ready], dtype=np.int64)
         tokens, confidence = self._chain(chain, steps, request_ids, rule)
@@ -141,52 +156,53 @@ class HeadDrafter:
 
         With 0 steps the newest tokens may still be without hidden states.
         """
-        streams: list[torch.Tensor] = []
+        chunks: list[torch.Tensor] = []
         tokens: list[int] = []
-        positions: list[int] = []
-        lanes: list[int] = []
+        starts: list[int] = []
+        counts: list[int] = []
         for seq in seqs:
             backlog = self._backlogs[seq.request_id]
-            start, total = backlog.start, backlog.start + backlog.rows + 1
-            if steps and total != len(seq.tokens):
+            total = backlog.start + backlog.rows
+            if steps and total + 1 != len(seq.tokens):
                 msg = (
                     f"request {seq.request_id}: expected hidden states of all but the newest of its {len(seq.tokens)} "
-                    f"tokens, have those of {total - 1}; call observe once for every round"
+                    f"tokens, have those of {total}; call observe once for every round"
                 )
                 raise FeedbackError(msg)
-            streams.append(backlog.take())
-            tokens.extend(seq.tokens[start + 1 : total])
-            positions.extend(range(start, total - 1))
-            lanes.extend([self._cache.lane(seq.request_id)] * (total - 1 - start))
-        position = torch.tensor(positions, dtype=torch.int64)
-        hidden = self._network.fuse(torch.cat(streams))
-        queries, keys, values = self._network.project(torch.tensor(tokens, dtype=torch.int64), hidden, position)
-        length = max(positions) + 1 + steps
-        self._cache.reserve(length)
-        self._cache.write(torch.tensor(lanes, dtype=torch.int64), position, keys, values)
-        last = torch.tensor([chunk.shape[0] for chunk in streams]).cumsum(0) - 1
-        all_keys, all_values = self._cache.block([self._cache.lane(seq.request_id) for seq in seqs])
-        return Chain(hidden[last], queries[last], position[last], all_keys, all_values, length)
+            self._cache.open(seq.request_id, total + steps)
+            start, taken = backlog.take()
+            chunks += taken
+            tokens += seq.tokens[start + 1 : total + 1]
+            starts.append(start)
+            counts.append(total - start)
+        lanes = self._cache.first_slots([seq.request_id for seq in seqs])
+        rows = np.array(counts)
+        ends = rows.cumsum()
+        # Row r of a request that begins at row b stands at its position start + r - b.
+        positions = np.arange(ends[-1]) + np.repeat(np.array(starts) - (ends - rows), rows)
+        hidden = self._network.fuse(torch.cat(chunks))
+        queries, keys_values = self._network.project(torch.tensor(tokens), hidden, torch.from_numpy(positions))
+        self._cache.write(torch.from_numpy(positions + np.repeat(lanes, rows)), keys_values)
+        last = torch.from_numpy(ends - 1)
+        return Chain(hidden[last], queries[last], positions[ends - 1], lanes)
 
     def _chain(
         self, chain: "Chain", steps: int, request_ids: IntArray, rule: StepRule | None
     ) -> tuple[IntArray, FloatArray]:
         """Draft up to ``steps`` tokens per request: ids int64 [N, made] and confidences float64 [N, made]."""
-        network, hidden, queries, positions = self._network, chain.hidden, chain.queries, chain.positions
-        lanes = torch.arange(len(positions))
-        keys, values = chain.keys[:, :, : chain.length], chain.values[:, :, : chain.length]
-        bias = torch.zeros(len(positions), 1, chain.length)
-        bias.masked_fill_(torch.arange(chain.length) > positions[:, None, None], -torch.inf)
+        network, cache = self._network, self._cache
+        hidden, queries = chain.hidden, chain.queries
+        positions = torch.from_numpy(chain.positions)
+        slots = torch.from_numpy(chain.first_slots + chain.positions)
+        schedule = cache.schedule(chain.first_slots, chain.positions + 1)
         tokens: list[torch.Tensor] = []
         confidences: list[torch.Tensor] = []
         for step in range(steps):
             if step:
-                positions = positions + 1
-                queries, new_keys, new_values = network.project(tokens[-1], hidden, positions)
-                write_rows(chain.keys, lanes, positions, new_keys)
-                write_rows(chain.values, lanes, positions, new_values)
-                bias[lanes, 0, positions] = 0.0
-            hidden = network.layer(hidden, queries, keys, values, bias)
+                queries, keys_values = network.project(tokens[-1], hidden, positions + step)
+                cache.write(slots + step, keys_values)
+                schedule.advance()
+            hidden = network.layer(hidden, cache.attend(queries, schedule))
             token, confidence = network.draft(hidden)
             tokens.append(token)
             confidences.append(confidence)
@@ -199,11 +215,16 @@ class HeadDrafter:
 
 @dataclass(frozen=True)
 class Chain:
-    """Where drafting starts: each request's last row, in lane order, and the cache block its steps write into."""
+    """Where drafting starts: each request's last row.
 
-    hidden: torch.Tensor  # [N, D]
-    queries: torch.Tensor  # [N, H, E]
-    positions: torch.Tensor  # int64 [N]
-    keys: torch.Tensor  # [N, G, capacity, E]
-    values: torch.Tensor  # [N, G, capacity, E]
-    length: int  # positions any request may use in this round, at most the capacity
+    Attributes:
+        hidden: float32 [N, D].
+        queries: float32 [N, H, E].
+        positions: int64[N].
+        first_slots: int64[N], of the requests' lanes.
+    """
+
+    hidden: torch.Tensor
+    queries: torch.Tensor
+    positions: IntArray
+    first_slots: IntArray

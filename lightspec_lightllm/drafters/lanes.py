@@ -1,79 +1,73 @@
-"""Keys and values of the draft head's one layer: a contiguous lane per request.
-
-Lanes are kept dense: a freed lane is refilled with the last one. So a batch of all live requests reads the cache
-through a plain view, without gathering rows, and only a part of the requests pays for a copy.
-"""
+"""Keys and values of the draft head's one layer: a lane of consecutive slots per request."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from lightspec_lightllm.cpu.row_attention import IntArray, RowSchedule, attend_rows
 
 FIRST_CAPACITY = 256
 
 
 class LaneCache:
-    """float32 keys and values ``[lanes, G, capacity, E]``; position p of a request is at index p of its lane."""
+    """float32 ``[key heads then value heads, lanes * capacity, E]``; position p of a lane is p slots past its first."""
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         self._lanes: dict[int, int] = {}
-        self._owners: list[int] = []
-        self._keys = torch.zeros(0, num_kv_heads, FIRST_CAPACITY, head_dim)
-        self._values = torch.zeros_like(self._keys)
+        self._free: list[int] = []
+        self._capacity = FIRST_CAPACITY
+        self._num_lanes = 0
+        self._slots = torch.zeros(2 * num_kv_heads, 0, head_dim)
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._lanes)
 
-    def lane(self, request_id: int) -> int:
-        """The request's lane; one is opened at its first mention. Valid until the next `free`."""
-        lane = self._lanes.get(request_id)
-        if lane is None:
-            lane = self._lanes[request_id] = len(self._owners)
-            self._owners.append(request_id)
-            if lane >= self._keys.shape[0]:
-                self._grow(lanes=max(4, 2 * lane), capacity=self._keys.shape[2])
-        return lane
+    def open(self, request_id: int, positions: int) -> None:
+        """Give a request a lane, if it has none, and every lane room for positions ``0..positions-1``."""
+        if request_id not in self._lanes:
+            if not self._free:
+                self._grow(max(4, 2 * self._num_lanes), self._capacity)
+            self._lanes[request_id] = self._free.pop()
+        if positions > self._capacity:
+            self._grow(self._num_lanes, max(positions, 2 * self._capacity))
 
     def free(self, request_id: int) -> None:
-        """Give a lane up and move the last one into its place; unknown requests are ignored."""
+        """Give a lane up; unknown requests are ignored."""
         lane = self._lanes.pop(request_id, None)
-        if lane is None:
-            return
-        last = self._owners.pop()
-        if last != request_id:
-            source = len(self._owners)
-            self._owners[lane] = last
-            self._lanes[last] = lane
-            self._keys[lane] = self._keys[source]
-            self._values[lane] = self._values[source]
+        if lane is not None:
+            self._free.append(lane)
 
-    def reserve(self, positions: int) -> None:
-        """Make room for positions ``0..positions-1`` in every lane."""
-        capacity = self._keys.shape[2]
-        if positions > capacity:
-            self._grow(lanes=self._keys.shape[0], capacity=max(positions, 2 * capacity))
+    def first_slots(self, request_ids: Sequence[int]) -> IntArray:
+        """int64[N], slots of the requests' position 0; valid until a lane is opened."""
+        return np.array([self._lanes[request_id] for request_id in request_ids], dtype=np.int64) * self._capacity
 
-    def write(self, lanes: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store rows: ``lanes``, ``positions`` int64 [R]; ``keys``, ``values`` [R, G, E]."""
-        write_rows(self._keys, lanes, positions, keys)
-        write_rows(self._values, lanes, positions, values)
+    def write(self, slots: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Store rows: ``slots`` int64 [R]; ``keys_values`` [R, key heads then value heads, E]."""
+        self._slots.index_copy_(1, slots, keys_values.transpose(0, 1))
 
-    def block(self, lanes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values ``[N, G, capacity, E]`` of some lanes: a view if they are ``0, 1, .. N-1``, else a copy."""
-        if list(lanes) == list(range(len(lanes))):
-            return self._keys[: len(lanes)], self._values[: len(lanes)]
-        index = torch.tensor(lanes, dtype=torch.int64)
-        return self._keys.index_select(0, index), self._values.index_select(0, index)
+    def schedule(self, first_slots: IntArray, context: IntArray) -> RowSchedule:
+        """One row for each request over its first ``context`` int64[N] positions."""
+        count = len(context)
+        return RowSchedule(
+            np.arange(count),
+            np.ones(count, dtype=np.int64),
+            context,
+            first_slots,
+            num_key_heads=self._slots.shape[0] // 2,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def attend(self, queries: torch.Tensor, schedule: RowSchedule) -> torch.Tensor:
+        """``queries [N, H, E]`` -> ``[N, H * E]``."""
+        mixed = torch.empty(queries.shape)
+        attend_rows(queries, self._slots, mixed, schedule)
+        return mixed.flatten(1)
 
     def _grow(self, lanes: int, capacity: int) -> None:
-        old_lanes, heads, old_capacity, dim = self._keys.shape
-        for name in ("_keys", "_values"):
-            larger = torch.zeros(lanes, heads, capacity, dim)
-            larger[:old_lanes, :, :old_capacity] = getattr(self, name)
-            setattr(self, name, larger)
-
-
-def write_rows(store: torch.Tensor, lanes: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> None:
-    """Put ``rows [R, G, E]`` at (lane, position) of a contiguous ``store [lanes, G, capacity, E]``."""
-    _, heads, capacity, dim = store.shape
-    index = (lanes[:, None] * heads + torch.arange(heads)) * capacity + positions[:, None]
-    store.view(-1, dim).index_copy_(0, index.reshape(-1), rows.reshape(-1, dim))
+        heads, _, dim = self._slots.shape
+        larger = torch.zeros(heads, lanes, capacity, dim)
+        larger[:, : self._num_lanes, : self._capacity] = self._slots.view(heads, self._num_lanes, self._capacity, dim)
+        self._slots = larger.view(heads, lanes * capacity, dim)
+        self._free.extend(reversed(range(self._num_lanes, lanes)))
+        self._num_lanes, self._capacity = lanes, capacity

@@ -1,8 +1,8 @@
 """Attention over slots, planned once per forward and used by every layer.
 
-Rows of decoding and verification, a few per request, go through one call for all requests (see `row_attention`). The
-many rows of a prompt fold into a query block per request over its context, together with the query heads that share a
-key head; so do a request's rows whose slots are scattered, for which keys are gathered once. Rows are never gathered
+Rows of decoding and verification, a few per request, go through one call for all requests (see `cpu.row_attention`).
+The many rows of a prompt fold into a query block per request over its context, together with the query heads that share
+a key head; so do a request's rows whose slots are scattered, for which keys are gathered once. Rows are never gathered
 one by one.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightspec_lightllm.engine.row_attention import RowSchedule, attend_rows
+from lightspec_lightllm.cpu.row_attention import RowSchedule, attend_rows
 
 IntArray = npt.NDArray[np.int64]
 

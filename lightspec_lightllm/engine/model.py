@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from lightspec_lightllm.cpu.linear import Linear, make_linear
+from lightspec_lightllm.cpu.row_attention import row_kernel
 from lightspec_lightllm.engine.attention import AttentionPlan, attend
 from lightspec_lightllm.engine.checkpoint import ModelConfig
-from lightspec_lightllm.engine.linear import Linear, make_linear
 from lightspec_lightllm.engine.options import WeightFormat
-from lightspec_lightllm.engine.row_attention import row_kernel
 from lightspec_lightllm.errors import ModelError
 
 _HUGE_PAGE = 2 << 20  # bytes; a cache that begins at one touches no more of them than it must

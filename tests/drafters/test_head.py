@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightspec_lightllm.cpu.linear import LinearWeights
 from lightspec_lightllm.drafters.base import Proposals
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.errors import FeedbackError, ModelError
@@ -64,12 +65,36 @@ def test_drafting_is_the_unroll_that_was_trained(head: TinyHead) -> None:
         np.testing.assert_allclose(proposals.confidence[row], sure, rtol=1e-4)
 
 
-def test_half_precision_weights_draft_nearly_the_same(head: TinyHead) -> None:
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precision_weights_draft_nearly_the_same(head: TinyHead, kind: LinearWeights) -> None:
     request = FakeRequest(1, [3, 1, 4, 1, 5])
-    half = HeadDrafter(head.embedding, head.weights, weight_kind="float16")
+    half = HeadDrafter(head.embedding, head.weights, weight_kind=kind)
     half.prefill(request, 0, streams_for(request, 4))
     full = fed(head, request)
     np.testing.assert_allclose(half.propose([request], 1).confidence, full.propose([request], 1).confidence, rtol=0.05)
+
+
+@pytest.mark.parametrize(("tiles", "kind"), [(True, "bfloat16"), (False, "float16")])
+def test_weights_are_kept_as_the_processor_multiplies_them_quickest(
+    head: TinyHead, monkeypatch: pytest.MonkeyPatch, tiles: bool, kind: LinearWeights
+) -> None:
+    monkeypatch.setattr("lightspec_lightllm.drafters.head.has_bfloat16_tiles", lambda: tiles)
+    request = FakeRequest(1, [3, 1, 4, 1, 5])
+    by_default, told = (
+        HeadDrafter(head.embedding, head.weights),
+        HeadDrafter(head.embedding, head.weights, weight_kind=kind),
+    )
+    for drafts in (by_default, told):
+        drafts.prefill(request, 0, streams_for(request, 4))
+    found, expected = by_default.propose([request], STEPS), told.propose([request], STEPS)
+    np.testing.assert_array_equal(found.confidence, expected.confidence)
+
+
+def test_positions_past_those_prepared_for_are_turned_alike(head: TinyHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = FakeRequest(1, list(range(40)))
+    expected = fed(head, request).propose([request], STEPS)
+    monkeypatch.setattr("lightspec_lightllm.drafters.network.FIRST_POSITIONS", 3)
+    assert_same(fed(head, request).propose([request], STEPS), expected)
 
 
 @pytest.mark.parametrize("drafting", [(), (1,), (0, 2, 3), (0, 1, 2, 3, 4, 5)], ids=str)
@@ -167,6 +192,9 @@ def test_release_frees_the_state_and_keeps_the_others(head: TinyHead) -> None:
     drafts.release(0)
     drafts.release(0)
     assert len(drafts._cache) == 2
+    newcomer = FakeRequest(9, [7, 7, 8, 9])
+    drafts.prefill(newcomer, 0, streams_for(newcomer, 3))
+    assert_same(drafts.propose([newcomer], STEPS), fed(head, newcomer).propose([newcomer], STEPS))
     assert drafts.backlog([requests[0]]) == 0
     after = drafts.propose(requests, STEPS)
     assert after.lengths.tolist() == [0, STEPS, STEPS]
@@ -191,7 +219,9 @@ def test_the_backlog_counts_rows_to_catch_up(head: TinyHead) -> None:
     drafts.propose([request], 1)
     request.tokens.extend([5, 6])
     drafts.observe([request], streams_for(request, 6)[3:], np.array([3]), np.array([2]))
-    assert drafts.backlog([request]) == 2 + 1  # the last row known before is read again
+    assert drafts.backlog([request]) == 2
+    drafts.propose([request], 1)
+    assert drafts.backlog([request]) == 1  # asked again it starts from the last row
 
 
 def test_a_missing_round_is_reported(head: TinyHead) -> None:

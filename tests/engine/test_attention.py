@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from lightspec_lightllm.cpu.row_attention import RowSchedule, row_kernel
 from lightspec_lightllm.engine.attention import Block, attend, plan_attention
-from lightspec_lightllm.engine.row_attention import RowSchedule, row_kernel
 from lightspec_lightllm.errors import ModelError
 
 NUM_SLOTS, KEY_HEADS, HEADS, DIM = 600, 2, 6, 8
@@ -148,6 +148,9 @@ def test_every_row_of_every_head_is_computed_once_and_no_thread_has_much_more_th
     assert schedule.bounds[0] == 0
     assert schedule.bounds[-1] == len(schedule.items)
     assert (np.diff(schedule.bounds) >= 0).all()
+    schedule.advance()
+    later = RowSchedule(first_row, rows, before + rows + 1, start, num_key_heads=key_heads, num_threads=threads)
+    np.testing.assert_array_equal(schedule.items, later.items)
     work = schedule.items[:, 3] * (schedule.items[:, 2] + 2.5)
     shares = [work[a:b].sum() for a, b in pairwise(schedule.bounds)]
     assert max(shares) <= work.sum() / schedule.num_threads + work.max() + 1e-6

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightspec_lightllm.cpu import linear
 from lightspec_lightllm.engine import (
     Engine,
     EngineOptions,
@@ -14,7 +15,6 @@ from lightspec_lightllm.engine import (
     ModelConfig,
     SamplingParams,
     WeightFormat,
-    linear,
     load_model,
 )
 from lightspec_lightllm.engine import Sequence as Request

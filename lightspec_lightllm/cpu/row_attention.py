@@ -86,6 +86,10 @@ class RowSchedule:
         shares = done[-1] / self.num_threads * np.arange(1, self.num_threads)
         self.bounds = np.concatenate(([0], done.searchsorted(shares) + 1, [len(done)])).clip(max=len(done))
 
+    def advance(self) -> None:
+        """The same rows one position later."""
+        self.items[:, 3] += 1
+
 
 def _tiles(requests: IntArray) -> IntArray:
     """int64[M, 4] pieces of a few rows of int64[N, 4] requests."""

@@ -1,0 +1,1 @@
+"""Kernels for the CPU that the embedded engine and its drafters share."""

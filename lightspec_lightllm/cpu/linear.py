@@ -1,0 +1,73 @@
+"""y = x @ W.T on the CPU: float32 in, float32 out, weights packed once.
+
+``float16`` and ``float32`` take activations as they are. They give a row the same result, up to float rounding,
+whatever other rows are in its batch, so a target may use them: speculation changes no text. Dynamic int8 kernels do
+not: they scale activations over the whole batch, so they are not offered. ``bfloat16`` rounds activations to 8 bits of
+mantissa and is quick where the processor multiplies tiles of them (`has_bfloat16_tiles`): for drafters, whose rounding
+can change which token is proposed, never which is committed.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.nn.functional import linear
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+LinearWeights = Literal["float16", "float32", "bfloat16"]
+_PACK_ROWS = 16  # batch size that packing is tuned for; it serves any
+
+
+def make_linear(weight: torch.Tensor, weights: LinearWeights) -> Linear:
+    """A function [rows, in] -> [rows, out] for a float32 weight [out, in], which may be released afterwards.
+
+    Packed kernels are private or deprecated torch operators: where this build of torch lacks one, the plain product
+    serves, of the same weights in float32.
+    """
+    weight = weight.contiguous()
+    packers = {"float16": _pack_half, "float32": _pack_single, "bfloat16": _pack_bfloat}
+    packed = packers[weights](weight)
+    if packed is not None:
+        return packed
+    plain = weight if weights == "float32" else weight.to(getattr(torch, weights)).float()
+    return lambda x: linear(x, plain)
+
+
+def has_bfloat16_tiles() -> bool:
+    """Whether this processor multiplies tiles of bfloat16 (Intel AMX)."""
+    probe: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return probe is not None and bool(probe())
+
+
+def _pack_half(weight: torch.Tensor) -> Linear | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights that round to zero in half precision
+            packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        kernel: Any = torch.ops.quantized.linear_dynamic_fp16
+        kernel(torch.zeros(1, weight.shape[1]), packed)
+    except (AttributeError, RuntimeError):
+        return None
+    return lambda x: kernel(x, packed)
+
+
+def _pack_single(weight: torch.Tensor) -> Linear | None:
+    return _pack_onednn(weight)
+
+
+def _pack_bfloat(weight: torch.Tensor) -> Linear | None:
+    product = _pack_onednn(weight.bfloat16())
+    if product is None:
+        return None
+    return lambda x: product(x.bfloat16()).float()
+
+
+def _pack_onednn(weight: torch.Tensor) -> Linear | None:
+    try:
+        packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)  # noqa: SLF001 - has no public name
+        kernel: Any = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - has no public name
+        kernel(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return None
+    return lambda x: kernel(x, packed, None, "none", [], "")

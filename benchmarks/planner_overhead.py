@@ -75,7 +75,9 @@ def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]
     """
     costs, steps = modelled_costs(), setting.steps
     lifetime = 400 if setting.turnover else None
-    host = SimulatedHost(costs, setting.num_requests, PROFILE, max_draft_steps=steps, lifetime=lifetime, seed=seed)
+    host = SimulatedHost(
+        modelled_costs(), setting.num_requests, PROFILE, max_draft_steps=steps, lifetime=lifetime, seed=seed
+    )
     planner, alone = (make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial") for _ in range(2))
     times, times_alone = [], []
     kept: list[tuple[BatchView, RoundFeedback]] = []

@@ -112,11 +112,11 @@ class CostModel:
         """The costs of a batch of N requests: these, or where they depend on N, those with N's own target table."""
         if not self.by_requests:
             return self
-        held = self._of_requests.get(num_requests)
+        held = self._of_requests.pop(num_requests, None)
         if held is None:
             if len(self._of_requests) >= MAX_GRIDS:
                 self._of_requests.pop(next(iter(self._of_requests)))
-            held = self._of_requests[num_requests] = CostModel(
+            held = CostModel(
                 between(self.by_requests, num_requests),
                 self.draft,
                 fill=self.fill,
@@ -125,6 +125,7 @@ class CostModel:
                 request_token_ms=self.request_token_ms,
                 max_rows=self.max_rows,
             )
+        self._of_requests[num_requests] = held
         return held
 
     def _grow(self, rows: int) -> None:
@@ -160,7 +161,7 @@ class CostModel:
             self._grow(rows)
         if self._any_context:
             context = 0.0
-        held = self._lines.get(context)
+        held = self._lines.pop(context, None)
         if held is None:
             target = self._at(self._target_dense, self.target.contexts, context)
             draft = self._draft_dense[0]
@@ -171,7 +172,8 @@ class CostModel:
                 fill = self._at(self._fill_dense, self.fill.contexts, context)
             if len(self._lines) >= MAX_CONTEXTS:
                 self._lines.pop(next(iter(self._lines)))
-            held = self._lines[context] = ((target, draft), fill)
+            held = ((target, draft), fill)
+        self._lines[context] = held  # the last one asked for is the last one to go
         return held
 
     def base_ms(self, num_requests: int, context: float) -> float:
@@ -211,8 +213,9 @@ class CostModel:
         """
         key = (ends, backlog)
         (target, _), fill = self._held(ends[-1] + backlog, context)
-        held = self._budgets.get(key)
+        held = self._budgets.pop(key, None)
         if held is not None and held.target_line is target and held.fill_line is fill:
+            self._budgets[key] = held
             return held
         low, high = ends[0], ends[-1]
         sizes = self.target.rows

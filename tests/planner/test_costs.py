@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, RoundFeedback, make_planner
+from lightspec_lightllm.planner.costs import MAX_CONTEXTS
 from lightspec_lightllm.planner.steps import REWARM_ROUNDS, catching_up_ms
 from tests.planner.worlds import KINDS, cost_models
 
@@ -310,3 +311,12 @@ def test_plans_follow_what_rows_cost_with_their_number_of_requests() -> None:
 def test_impossible_tables_by_requests_are_refused(tables: Any, message: str) -> None:
     with pytest.raises(CostTableError, match=message):
         CostModel.from_tables({1: 1.0}, by_requests=tables)
+
+
+def test_the_times_of_a_context_that_is_asked_for_again_and_again_are_kept_while_others_come_and_go() -> None:
+    costs = CostModel.from_tables({0: {1: 1.0, 8: 2.0}, 9000: {1: 3.0, 8: 5.0}})
+    kept = costs.lines(8, 512.0)[0]
+    for context in range(3 * MAX_CONTEXTS):
+        assert costs.lines(8, 10.0 * context)[0] is not kept
+        assert costs.lines(8, 512.0)[0] is kept
+    assert costs.lines(8, 0.0)[0][8] == pytest.approx(2.0)

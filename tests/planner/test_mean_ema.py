@@ -217,10 +217,10 @@ def test_an_empty_batch_plans_and_teaches_nothing() -> None:
 
 
 def test_what_a_draft_takes_beside_its_steps_is_part_of_a_round() -> None:
-    tables = ({8: 1.0}, {8: 0.5})
-    for drafter, ms in (("serial_no_kv", 1.0 + 5 * 0.5 + 3.0), ("free", 1.0)):
-        planner = baseline(CostModel.from_tables(*tables, draft_start={2: 3.0}), drafter=drafter)
-        assert planner.plan(BatchView(2, np.array([1, 1]))).table_ms == ms
+    costs = CostModel.from_tables({8: 1.0}, {8: 0.5}, draft_start={2: 3.0})
+    view = BatchView(2, np.array([1, 1]))
+    assert baseline(costs, drafter="serial_no_kv").plan(view).table_ms == 1.0 + 5 * 0.5 + 3.0
+    assert baseline(costs, drafter="free").plan(view).table_ms == 1.0
 
 
 def test_a_draft_that_is_dear_to_begin_is_longer() -> None:

@@ -4,8 +4,8 @@
 
 ``RESULTS.rounds.json`` is written by ``lightspec bench``, ``COSTS.json`` lies under ``~/.cache/lightspec/costs``. Real
 prompts, real drafts, real accept lengths and the decisions as they were made; only the time of a round is
-``T(B, N, context) + d Td(N)`` from the table, plus the measured time of planning. Prompt processing is left out. On a
-shared machine this shows what the decisions are worth when the clock cannot.
+``T(B, N, context) + d Td(N) + start(N)`` from the table, the start where d > 0, plus the measured time of planning.
+Prompt processing is left out. On a shared machine this shows what the decisions are worth when the clock cannot.
 
 Prints, per dataset and requests in flight, decode tokens/s of each arm over that of ``off``, and lightspec's over that
 of the best static arm.

@@ -25,7 +25,7 @@ from lightspec_lightllm.planner import CostModel
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray
 
-FORMAT = 4
+FORMAT = 5
 REPEATS = 8
 CONTEXT = 256
 
@@ -44,6 +44,18 @@ CONTEXTS = ((8, 8, 64), (8, 8, 768), (4, 16, 64), (4, 16, 768))
 
 DRAFT_REQUESTS = (1, 2, 4, 8, 16, 32)
 
+CAUGHT_UP = 2
+"""Rows accepted of each request before a draft that is timed."""
+
+DRAFT_STEPS = 4
+"""Steps of the longer draft that is timed; the shorter one has a single step."""
+
+LEAST_MS = 0.01
+"""No forward is taken to be quicker than this: noise alone would make it free."""
+
+Run = Callable[[], float]
+"""Does something once and returns the milliseconds of what of it is timed."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostKey:
@@ -54,6 +66,7 @@ class CostKey:
     weights: str
     threads: int
     drafter: str
+    draft_steps: int
     device: str
     torch: str
 
@@ -66,6 +79,7 @@ class CostKey:
             weights=engine.options.weights,
             threads=engine.num_threads,
             drafter=drafter.name,
+            draft_steps=0 if drafter.kind == "free" else timed_steps(drafter)[-1],
             device=f"{cpu_name()}, {os.cpu_count()} cores",
             torch=str(torch.__version__),
         )
@@ -125,7 +139,8 @@ def cost_model(stored: Mapping[str, Any]) -> CostModel:
     target = refined(measured)
     return CostModel.from_tables(
         target[min(target)] if target else {},
-        {int(rows): float(ms) for rows, ms in stored["draft_ms"].items()},
+        {int(requests): float(ms) for requests, ms in stored["draft_ms"].items()},
+        draft_start={int(requests): float(ms) for requests, ms in stored["draft_start_ms"].items()},
         interpolate=True,
         request_token_ms=float(stored["request_token_ms"]),
         by_requests=target,
@@ -138,15 +153,25 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
     On a CPU rows cost more if they are of more requests, whose contexts are all read; so there is a table for each of
     several numbers of requests. Rows are dealt to requests as unevenly as a planner deals them (see `uneven_rows`).
     Sampling is part of it, since every row is sampled.
+
+    What the drafter takes is measured in the same passes, so that a machine that changes its speed does not make
+    drafts cheaper or dearer than rows: see `draft_tables`. The first draft of a pass is made twice and counts once: one
+    that follows forwards of the target alone finds less of the drafter in the caches than one in serving does.
     """
-    shapes = _shapes(engine)
+    shapes, drafts = _shapes(engine), _draft_shapes(engine, drafter)
+    stands = _Stands(engine, drafter, max((num_requests for num_requests, _ in drafts), default=0))
     capture, engine.model.capture_layers = engine.model.capture_layers, drafter.capture_layers
     try:
-        times = steady(_times([_target_run(engine, *shape) for shape in shapes], progress))
+        stands.begin()
+        runs = [_target_run(engine, *shape) for shape in shapes]
+        runs += [stands.run(*draft) for draft in (*drafts[:1], *drafts)]
+        times = steady(_times(runs, progress)).tolist()
     finally:
         engine.model.capture_layers = capture
-    target, request_token_ms = tabulate(shapes, times.tolist())
-    return {"target_ms": target, "request_token_ms": request_token_ms, "draft_ms": _measure_draft(engine, drafter)}
+        stands.release()
+    target, request_token_ms = tabulate(shapes, times[: len(shapes)])
+    start, step = draft_tables(dict(zip(drafts, times[len(runs) - len(drafts) :], strict=True)))
+    return {"target_ms": target, "request_token_ms": request_token_ms, "draft_ms": step, "draft_start_ms": start}
 
 
 def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
@@ -165,6 +190,39 @@ def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
         for n, rows, context in CONTEXTS
         if fits(n, rows) and n * context <= options.num_slots and context <= engine.max_context
     ]
+
+
+def timed_steps(drafter: Drafter) -> tuple[int, ...]:
+    """The draft steps that are timed, one or two numbers: a single one, and `DRAFT_STEPS` or as many as it can."""
+    return tuple(sorted({1, min(DRAFT_STEPS, drafter.max_draft_steps)}))
+
+
+def _draft_shapes(engine: Engine, drafter: Drafter) -> list[tuple[int, int]]:
+    """(requests, draft steps) that are timed: as many requests as the engine runs; none for a free drafter."""
+    if drafter.kind == "free":
+        return []
+    options = engine.options
+    counts = [n for n in DRAFT_REQUESTS if n <= options.max_requests and n * CAUGHT_UP <= options.num_slots]
+    return [(n, steps) for n in counts for steps in timed_steps(drafter)]
+
+
+def draft_tables(times: Mapping[tuple[int, int], float]) -> tuple[dict[int, float], dict[int, float]]:
+    """``{requests: ms}`` of what a draft takes beside its steps, and of a step, from ``{(requests, steps): ms}``.
+
+    A draft of d steps takes ``start(N) + d Td(N)``: before its first step a drafter takes in the rows that were
+    accepted, behind a target forward that has left little of it in the caches. So of drafts of 1 and d steps
+    ``Td = (t_d - t_1) / (d - 1)`` and ``start = t_1 - Td``. Of a drafter that can make no second step the start is 0,
+    all of it is the step. No table falls with the requests.
+    """
+    start: dict[int, float] = {}
+    step: dict[int, float] = {}
+    for num_requests in sorted({count for count, _ in times}):
+        most = max(steps for count, steps in times if count == num_requests)
+        first, last = times[num_requests, 1], times[num_requests, most]
+        each = (last - first) / (most - 1) if most > 1 else first
+        step[num_requests] = max(each, LEAST_MS, *step.values())
+        start[num_requests] = max(first - step[num_requests] if most > 1 else 0.0, 0.0, *start.values())
+    return start, step
 
 
 def tabulate(
@@ -190,7 +248,7 @@ def tabulate(
     table: dict[int, dict[int, float]] = {}
     for (count, rows), (context, ms) in sorted(usual.items()):
         line = table.setdefault(count, {})
-        line[rows] = max(ms - count * context * per_token, 0.01, *line.values())
+        line[rows] = max(ms - count * context * per_token, LEAST_MS, *line.values())
     return table, per_token
 
 
@@ -232,28 +290,28 @@ def steady(times: FloatArray) -> FloatArray:
     return cast(FloatArray, np.quantile(times / speed, 0.25, axis=0))
 
 
-def _times(runs: list[Callable[[], object]], progress: ProgressListener | None = None) -> FloatArray:
+def _times(runs: list[Run], progress: ProgressListener | None = None) -> FloatArray:
     """float[REPEATS, S], milliseconds of each run: all in turn, several times, after one that warms up."""
     times = np.zeros((REPEATS + 1, len(runs)))
     for repeat in range(REPEATS + 1):
         for index, run in enumerate(runs):
-            started = time.perf_counter()
-            run()
-            times[repeat, index] = (time.perf_counter() - started) * 1e3
+            times[repeat, index] = run()
             if progress is not None:
                 progress("measuring costs", repeat * len(runs) + index + 1, (REPEATS + 1) * len(runs))
     return times[1:]
 
 
-def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Callable[[], object]:
+def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Run:
     logits = np.zeros((rows, engine.model.config.vocab_size), dtype=np.float32)
     greedy = [SamplingParams()] * num_requests
     ids = list(range(num_requests))
     counts = uneven_rows(num_requests, rows, min(engine.options.max_rows, context, 1 + MAX_DRAFT_STEPS))
 
-    def run() -> None:
+    def run() -> float:
+        started = time.perf_counter()
         engine.probe_forward(counts, context)
         sample_rows(logits, greedy, ids, ids, counts)
+        return (time.perf_counter() - started) * 1e3
 
     return run
 
@@ -291,32 +349,47 @@ class _Stand:
         self.tokens = self._text[: len(self.tokens) + count]
 
 
-def _measure_draft(engine: Engine, drafter: Drafter) -> dict[int, float]:
-    """Milliseconds of one draft step by requests, over a chain that catches up on two rows per request first.
+class _Stands:
+    """Requests that the drafter drafts for as in serving: behind a target forward, with `CAUGHT_UP` rows accepted each.
 
-    Empty for a free drafter.
+    A draft for fewer of them is for the first, so that it reads the drafter's cache as a whole batch does.
     """
-    if drafter.kind == "free":
-        return {}
-    width = len(drafter.capture_layers) * engine.model.config.hidden_size
-    steps = min(4, drafter.max_draft_steps)
-    out: dict[int, float] = {}
-    for num_requests in DRAFT_REQUESTS:
-        seqs = [_Stand(-1 - i, CONTEXT, engine.model.config.vocab_size) for i in range(num_requests)]
-        for seq in seqs:
-            drafter.prefill(seq, 0, torch.zeros(CONTEXT - 1, width))
-        drafter.propose(seqs, 1)
-        rows = np.full(num_requests, 2)
-        hidden = torch.zeros(2 * num_requests, width)
-        times = []
-        for _ in range(REPEATS + 1):
-            drafter.observe(seqs, hidden, rows, rows)
+
+    def __init__(self, engine: Engine, drafter: Drafter, count: int) -> None:
+        self._engine = engine
+        self._drafter = drafter
+        self._width = len(drafter.capture_layers) * engine.model.config.hidden_size
+        self._seqs = [_Stand(-1 - number, CONTEXT, engine.model.config.vocab_size) for number in range(count)]
+
+    def begin(self) -> None:
+        """Hand the drafter the prompts, and let it take them in."""
+        for seq in self._seqs:
+            self._drafter.prefill(seq, 0, torch.zeros(CONTEXT - 1, self._width))
+        if self._seqs:
+            self._drafter.propose(self._seqs, 1)
+
+    def run(self, num_requests: int, steps: int) -> Run:
+        """A draft of the first N. Only proposing is timed: a round that drafts nothing has the forward, and hands the
+        drafter its rows, all the same (`EmbeddedHost.verify`).
+        """
+        engine, seqs = self._engine, self._seqs[:num_requests]
+        rows = np.full(num_requests, CAUGHT_UP)
+        hidden = torch.zeros(num_requests * CAUGHT_UP, self._width)
+        context = min(CONTEXT, engine.max_context, engine.options.num_slots // num_requests)
+        counts = [min(CAUGHT_UP, engine.options.max_rows, context)] * num_requests
+
+        def run() -> float:
+            engine.probe_forward(counts, context)
+            self._drafter.observe(seqs, hidden, rows, rows)
             for seq in seqs:
-                seq.grow(2)
+                seq.grow(CAUGHT_UP)
             started = time.perf_counter()
-            drafter.propose(seqs, steps)
-            times.append((time.perf_counter() - started) * 1e3)
-        out[num_requests] = min(times) / steps
-        for seq in seqs:
-            drafter.release(seq.request_id)
-    return out
+            self._drafter.propose(seqs, steps)
+            return (time.perf_counter() - started) * 1e3
+
+        return run
+
+    def release(self) -> None:
+        """Make the drafter forget them."""
+        for seq in self._seqs:
+            self._drafter.release(seq.request_id)

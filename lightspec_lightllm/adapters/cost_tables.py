@@ -25,6 +25,7 @@ class CostTables:
         max_rows: the largest batch that the target may run.
         fill: as ``draft``, of what the drafter runs over all verified rows; empty: a forward like any other.
         by_requests: ``{requests: {rows: ms}}``, target times where they depend on that; empty: ``target`` is for all.
+        draft_start: ``{requests: ms}``, what a draft takes beside its steps, however many; empty: nothing.
     """
 
     target: dict[int, float | dict[int, float]]
@@ -36,6 +37,7 @@ class CostTables:
     max_rows: int | None = None
     fill: dict[int, float | dict[int, float]] = field(default_factory=dict)
     by_requests: dict[int, dict[int, float]] = field(default_factory=dict)
+    draft_start: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -46,7 +48,7 @@ class CostTables:
     @classmethod
     def of(cls, costs: CostModel) -> CostTables:
         """The tables that a cost model was made from."""
-        target, draft, fill = costs.target, costs.draft, costs.fill
+        target, draft, fill, start = costs.target, costs.draft, costs.fill, costs.draft_start
         return cls(
             target=_table(target),
             draft={} if draft is None else _table(draft),
@@ -57,6 +59,7 @@ class CostTables:
             max_rows=costs.max_rows,
             fill={} if fill is None else _table(fill),
             by_requests={count: _line(table, table.ms[0]) for count, table in costs.by_requests.items()},
+            draft_start={} if start is None else _line(start, start.ms[0]),
         )
 
     def model(self, factor: float = 1.0) -> CostModel:
@@ -65,6 +68,7 @@ class CostTables:
             _scaled(self.target, factor),
             _scaled(self.draft, factor),
             fill=_scaled(self.fill, factor),
+            draft_start=_scaled(self.draft_start, factor),
             interpolate=self.interpolate,
             overhead_ms=factor * self.overhead_ms,
             request_ms=factor * self.request_ms,

@@ -161,7 +161,8 @@ class EmbeddedRuntime:
         """What a step costs, as planners are told.
 
         A head's first pass takes in the accepted rows alone, without its vocabulary, so that its time hardly depends on
-        how many rows were verified: what a step costs is d Td(N), as for a drafter without KV.
+        how many rows were verified: the steps take d Td(N), as of a drafter without KV, and a draft takes start(N)
+        beside them for that pass (``draft_start`` of `CostModel.from_tables`, measured by `adapters.calibration`).
         """
         return "free" if self.drafter.kind == "free" else "serial_no_kv"
 

@@ -54,7 +54,8 @@ class Steps:
         rows: the best B for it.
         tokens: committed tokens of a round like that.
         round_ms: its time.
-        draft_ms: what of it is drafting, the drafter's catching up with tokens that it has not seen included.
+        draft_ms: what of it is drafting, what a draft takes beside its steps and the drafter's catching up with tokens
+            that it has not seen included.
         value: ``tokens - price round_ms``.
     """
 
@@ -266,7 +267,9 @@ def _check_budget(
     )
     chained = draft_terms(state.drafter, state.steps)[0]
     chain_rows = state.num_requests * (state.max_draft_steps if state.drafter == "block" else 1)
-    best += price * chained * float(costs.lines(chain_rows, state.context_tokens)[1][chain_rows])
+    fixed_ms = chained * float(costs.lines(chain_rows, state.context_tokens)[1][chain_rows])
+    fixed_ms += costs.draft_start_ms(state.drafter, state.num_requests, state.steps)
+    best += price * fixed_ms  # the same for every budget, so that stage 1 leaves it out
     taken = next((line.value for line in budgets if line.rows == rows), -np.inf)
     if abs(best - taken) <= SAME * (1 + abs(best)):
         return ()

@@ -15,9 +15,10 @@ from lightspec_lightllm.planner.types import FloatArray, IntArray
 class ChainRule:
     """Whether one more step of a serial drafter pays.
 
-    A step costs ``price * Td(N)`` for the whole batch, and each draft of it that is verified costs a row. It pays if
-    the drafts that are worth their row are worth the step together: ``sum_i max(s_i - row_price, 0) > step_price``,
-    where s_i is the survival expected of request i's next draft.
+    A step costs ``price * Td(N)`` for the whole batch (what a draft takes beside its steps is spent by then), and each
+    draft of it that is verified costs a row. It pays if the drafts that are worth their row are worth the step
+    together: ``sum_i max(s_i - row_price, 0) > step_price``, where s_i is the survival expected of request i's next
+    draft.
 
     Attributes:
         row_price: tokens that the time of one more verified row could bring elsewhere.

@@ -12,7 +12,14 @@ from typing import cast
 import numpy as np
 
 from lightspec_lightllm.errors import CostTableError
-from lightspec_lightllm.planner.row_costs import ContextTable, RowCosts, RowTable, between, tables_by_requests
+from lightspec_lightllm.planner.row_costs import (
+    ContextTable,
+    RowCosts,
+    RowTable,
+    between,
+    starts_by_requests,
+    tables_by_requests,
+)
 from lightspec_lightllm.planner.types import DrafterKind, FloatArray, IntArray
 
 DENSE_ROWS = 256
@@ -37,6 +44,7 @@ class CostModel:
         draft: RowCosts | None,
         *,
         fill: RowCosts | None = None,
+        draft_start: RowCosts | None = None,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
         request_token_ms: float = 0.0,
@@ -46,6 +54,7 @@ class CostModel:
         self.target = target
         self.draft = draft
         self.fill = fill
+        self.draft_start = draft_start
         self.overhead_ms = overhead_ms
         self.request_ms = request_ms
         self.request_token_ms = request_token_ms
@@ -65,6 +74,7 @@ class CostModel:
         draft: RowTable | ContextTable | None = None,
         *,
         fill: RowTable | ContextTable | None = None,
+        draft_start: RowTable | None = None,
         interpolate: bool = False,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
@@ -79,6 +89,9 @@ class CostModel:
             draft: the same of one drafter forward; None or empty for a drafter that costs nothing.
             fill: the same of what a drafter runs over all verified rows (see `draft_terms`), by those rows; None or
                 empty where that is a forward like any other.
+            draft_start: ``{requests: ms}``, what a draft takes beside its steps, however many (at least one) it has: a
+                drafter that takes in accepted rows before its first step. Always linear between two numbers of
+                requests. A free drafter is not charged it. None or empty where a draft is its steps alone.
             interpolate: times between two measured sizes are linear (no padding) rather than those of the larger size.
             overhead_ms: time of a round outside its forwards, whatever its rows.
             request_ms: target time that each request adds, whatever its rows.
@@ -101,6 +114,7 @@ class CostModel:
             RowCosts.from_table(target, name="target table", interpolate=interpolate),
             RowCosts.from_table(draft, name="draft table", interpolate=interpolate) if draft else None,
             fill=RowCosts.from_table(fill, name="fill table", interpolate=interpolate) if fill else None,
+            draft_start=starts_by_requests(draft_start) if draft_start else None,
             overhead_ms=overhead_ms,
             request_ms=request_ms,
             request_token_ms=request_token_ms,
@@ -120,6 +134,7 @@ class CostModel:
                 between(self.by_requests, num_requests),
                 self.draft,
                 fill=self.fill,
+                draft_start=self.draft_start,
                 overhead_ms=self.overhead_ms,
                 request_ms=self.request_ms,
                 request_token_ms=self.request_token_ms,
@@ -134,6 +149,7 @@ class CostModel:
         free = np.zeros((1, self._size + 1))
         self._draft_dense = self.draft.dense(self._size) if self.draft is not None else free
         self._fill_dense = self.fill.dense(self._size) if self.fill is not None else None
+        self._start_dense = self.draft_start.dense(self._size)[0] if self.draft_start is not None else None
         self._lines.clear()
         self._budgets.clear()
 
@@ -202,7 +218,16 @@ class CostModel:
             return 0.0
         chain_rows = num_requests * block if kind == "block" else num_requests
         (_, draft), fill = self._held(max(rows + backlog, chain_rows), context)
-        return chained * float(draft[chain_rows]) + fills * float(fill[rows + backlog])
+        passes = chained * float(draft[chain_rows]) + fills * float(fill[rows + backlog])
+        return passes + self.draft_start_ms(kind, num_requests, steps)
+
+    def draft_start_ms(self, kind: DrafterKind, num_requests: int, steps: int) -> float:
+        """start(N): what a draft for N requests takes beside its d steps; 0 for none, and for a free drafter."""
+        if self._start_dense is None or steps == 0 or kind == "free":
+            return 0.0
+        if num_requests > self._size:
+            self._grow(num_requests)
+        return float(self._start_dense[num_requests])
 
     def budgets(self, ends: tuple[int, ...], context: float, backlog: int) -> BudgetCosts:
         """The budgets worth comparing between the first and the last of ``ends``, which are all among them.
@@ -276,7 +301,7 @@ class BudgetCosts:
 
 
 def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:
-    """The drafter's time for d steps as ``(chained, fills)``: ``chained * Td(N) + fills * Tf(B)``.
+    """The passes of d steps as ``(chained, fills)``; a draft takes ``chained * Td(N) + fills * Tf(B) + start(N)``.
 
     ============  ================================================================================
     free          0
@@ -288,6 +313,9 @@ def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:
 
     Td is one forward of the drafter, Tf what runs over all verified rows: the ``fill`` table, without which it is Td.
     A drafter that reads hidden states may only have to project them there, or have to before its forward.
+
+    start(N), `CostModel.draft_start_ms`, is what any draft takes once, whatever d: 0 without a ``draft_start`` table,
+    and for a free drafter.
 
     For a block drafter the chained pass is over ``N * block`` rows instead of N. Drafting nothing (d = 0) costs
     nothing; what it leaves behind is the backlog of the next draft.

@@ -118,6 +118,7 @@ class DsparkPlanner:
             target[rows]
             + fills * self.costs.fill_line(most, context)[rows + backlog]
             + chained * float(draft[chain_rows])
+            + self.costs.draft_start_ms(self.drafter, num_requests, self.max_draft_steps)
         )
         return np.asarray(time + self.costs.base_ms(num_requests, context))
 

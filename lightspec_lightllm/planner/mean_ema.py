@@ -136,7 +136,10 @@ class MeanEmaPlanner:
         most = max(int(rows[-1]), chain_rows)
         target, draft = self.costs.for_requests(num_requests).lines(most, COST_CONTEXT)
         time = (
-            target[rows] + fills * self.costs.fill_line(most, COST_CONTEXT)[rows] + chained * float(draft[chain_rows])
+            target[rows]
+            + fills * self.costs.fill_line(most, COST_CONTEXT)[rows]
+            + chained * float(draft[chain_rows])
+            + self.costs.draft_start_ms(self.drafter, num_requests, steps)
         )
         return np.asarray(time + self.costs.base_ms(num_requests, COST_CONTEXT))
 

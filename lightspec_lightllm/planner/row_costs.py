@@ -115,6 +115,18 @@ def tables_by_requests(tables: Mapping[Any, RowTable], *, interpolate: bool) -> 
     return found
 
 
+def starts_by_requests(table: RowTable) -> RowCosts:
+    """Check ``{requests: ms}``, times that are linear between two numbers of requests and do not fall with them.
+
+    Raises:
+        CostTableError: a number of requests or a time is impossible.
+    """
+    name = "draft_start table"
+    if any(isinstance(ms, Mapping) for ms in table.values()):
+        raise CostTableError(f"{name}: expected {{requests: ms}}, got tables within it; measure it again")
+    return RowCosts.from_table(table, name=name, interpolate=True)
+
+
 def between(tables: Mapping[int, RowCosts], num_requests: int) -> RowCosts:
     """The table of N requests: linear in N between those of fewer and of more at the same rows, and beyond.
 

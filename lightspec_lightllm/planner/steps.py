@@ -29,10 +29,11 @@ def steps_values(
 ) -> FloatArray:
     """For each legal d, the value of a round that drafts d and verifies the best budget that d allows.
 
-    ``V(d) = max_B [N + gain_d(B - N) - price * (T(B) + fills(d) Tf(B))] - price * fixed(d)``
+    ``V(d) = max_B [N + gain_d(B - N) - price * (T(B) + fills(d) Tf(B))] - price * (chained(d) Td(N) + start(N))``
 
-    where ``gain_d`` counts the drafts of depth 1..d in ``mass``: a whole batch proposing K drafts each, and thus
-    independent of how many are waiting now. The budgets compared are those of `CostModel.budgets` and all N (1 + d).
+    where start(N) is there for every d but none (see `costs.draft_terms`), and ``gain_d`` counts the drafts of depth
+    1..d in ``mass``: a whole batch proposing K drafts each, and thus independent of how many are waiting now. The
+    budgets compared are those of `CostModel.budgets` and all N (1 + d).
 
     Args:
         mass: survivals of a batch whose requests propose K drafts each.
@@ -56,6 +57,7 @@ def steps_values(
     else:
         value = INNER.loops.best_values(mass.value, mass.depth, mass.count, steps, *candidates, price)
     value[0] = -price * budgets.ms_of(num_requests, 0.0)
+    value[1:] -= price * costs.draft_start_ms(kind, num_requests, legal[-1])
     return num_requests + value - (price * float(line[chain_rows])) * chained
 
 

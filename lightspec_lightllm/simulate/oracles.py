@@ -105,8 +105,9 @@ class OptimumPlanner(Oracle):
     """Knows the true costs, and of every waiting draft its true acceptance (see `knowledge`); scans all d and budgets.
 
     Of this round it takes the d and the B that maximise
-    ``gain(B - N) - lambda (T(B) + fills(d) Tf(B)) + V(d) - lambda chained(d) Td(N)``, where V(d) is the value of the
-    best budget for the next round: of the same requests, with tokens as hard as those of the last rounds.
+    ``gain(B - N) - lambda (T(B) + fills(d) Tf(B)) + V(d) - lambda (chained(d) Td(N) + start(N))``, the start for d > 0
+    alone, where V(d) is the value of the best budget for the next round: of the same requests, with tokens as hard as
+    those of the last rounds.
 
     Args:
         prices: lambda of each segment, tokens per millisecond: the rate that this planner itself reaches there.
@@ -151,7 +152,7 @@ class OptimumPlanner(Oracle):
         self._knowledge.learn(feedback.verified, feedback.accepted)
 
     def _steps_values(self, num_requests: int, costs: CostModel, context: float, price: float) -> FloatArray:
-        """float[D]: V(d), less the price of the passes of the drafter that d alone decides on."""
+        """float[D]: V(d), less the price of what the drafter takes that d alone decides on."""
         age, segment, requests = self._valued
         world = self.host.world
         if self._values is not None and age < REFRESH_ROUNDS and (segment, requests) == (world.segment, num_requests):
@@ -173,6 +174,7 @@ class OptimumPlanner(Oracle):
             by_budget = gain[:, : len(rows)] - price * (target[rows] + fills * fill[rows])
             # The best budget is chosen once the drafts are known: the mean of the best, not the best of the mean.
             value = float(by_budget.max(axis=1).mean()) - price * chained * float(draft[chain_rows])
+            value -= price * costs.draft_start_ms(kind, num_requests, steps)
             if steps and fills:
                 value -= price * float(fill[num_requests + backlog] - fill[num_requests]) / REWARM_ROUNDS
             elif not steps and kind in ("serial", "chained", "block"):
@@ -217,6 +219,7 @@ class ClairvoyantPlanner(Oracle):
             following = int(np.minimum(ahead[extra], steps).sum())
             value += self._best_rows(following, num_requests, costs, context, price=price, fills=fills)[1]
             value -= price * chained * float(draft[chain_rows])
+            value -= price * costs.draft_start_ms(kind, num_requests, steps)
             if value > best[0] + 1e-9:
                 best = (value, extra, steps)
         taken = np.arange(self.max_draft_steps) < verified[best[1]][:, None]

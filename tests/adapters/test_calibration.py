@@ -1,6 +1,7 @@
 """Cost tables of the embedded engine: the fit, the key, and what is refused."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from lightspec_lightllm.adapters import calibration
 from lightspec_lightllm.adapters.calibration import CostKey, load, load_or_measure, refined, tabulate, uneven_rows
 from lightspec_lightllm.drafters import NgramDrafter
+from lightspec_lightllm.drafters.base import DrafterKind, Proposals, SequenceView
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.drafters.hybrid import HybridDrafter
 from lightspec_lightllm.engine import Engine, EngineOptions
@@ -21,11 +23,19 @@ from tests.adapters.test_embedded_lossless import tiny_head_drafter
 from tests.engine.tiny_llama import tiny_engine, tiny_model
 
 KEY = CostKey(
-    format=3, model="a" * 64, weights="float16", threads=2, drafter="ngram", device="a cpu, 2 cores", torch="2.13.0"
+    format=5,
+    model="a" * 64,
+    weights="float16",
+    threads=2,
+    drafter="ngram",
+    draft_steps=0,
+    device="a cpu, 2 cores",
+    torch="2.13.0",
 )
 TABLE: dict[str, Any] = {
     "target_ms": {"1": {"1": 20.0, "8": 30.0}, "4": {"4": 30.0, "64": 90.0}},
     "draft_ms": {},
+    "draft_start_ms": {},
     "request_token_ms": 0.001,
 }
 
@@ -110,7 +120,9 @@ def test_steps_are_at_sums_of_rows_for_numbers_of_requests_not_measured_too(num_
         return float(steps[rows] + count * (each + per_row * rows / count))
 
     measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
-    costs = calibration.cost_model({"target_ms": measured, "draft_ms": {}, "request_token_ms": 0.0})
+    costs = calibration.cost_model(
+        {"target_ms": measured, "draft_ms": {}, "draft_start_ms": {}, "request_token_ms": 0.0}
+    )
     for rows in range(num_requests, 65):
         found = costs.target_ms(rows, num_requests, 0.0)
         if rows == 3 or rows in calibration.SHAPES[4]:
@@ -124,7 +136,9 @@ def test_a_step_seen_at_four_requests_is_at_the_same_rows_at_six() -> None:
         return 50.0 + rows + 0.5 * count + (20.0 if rows >= 15 else 0.0)
 
     measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
-    costs = calibration.cost_model({"target_ms": measured, "draft_ms": {}, "request_token_ms": 0.0})
+    costs = calibration.cost_model(
+        {"target_ms": measured, "draft_ms": {}, "draft_start_ms": {}, "request_token_ms": 0.0}
+    )
     for num_requests in (3, 5, 6, 7, 9, 12):
         growth = np.diff([costs.target_ms(rows, num_requests, 0.0) for rows in range(num_requests, 65)])
         assert growth == pytest.approx([21.0 if rows == 15 else 1.0 for rows in range(num_requests + 1, 65)])
@@ -152,6 +166,14 @@ def test_a_stored_table_gives_its_costs(tmp_path: Path) -> None:
     assert costs.target_ms(8, 1, 100.0) == pytest.approx(30.0 + 0.1)
     assert costs.target_ms(34, 4, 0.0) == pytest.approx(60.0)  # between two measured sizes
     assert costs.target_ms(4, 4, 50.0) == pytest.approx(30.0 + 0.2)
+    assert costs.draft_ms("serial_no_kv", 4, 4, 3, block=1) == 0.0
+
+
+def test_a_stored_draft_is_its_start_and_its_steps(tmp_path: Path) -> None:
+    path = stored(tmp_path, draft_ms={"1": 2.0, "8": 6.0}, draft_start_ms={"1": 1.0, "8": 3.0})
+    costs = load(path, KEY)
+    assert costs.draft_ms("serial_no_kv", 8, 8, 3, block=1) == pytest.approx(3 * 6.0 + 3.0)
+    assert costs.draft_ms("serial_no_kv", 5, 9, 1, block=1) == pytest.approx(2.0 + 4 * 4 / 7 + 1.0 + 4 * 2 / 7)
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(CostKey)])
@@ -198,6 +220,9 @@ def test_a_damaged_table_is_refused(tmp_path: Path, content: str | bytes) -> Non
         {"target_ms": {"1": {"1": "fast"}}},
         {"target_ms": [1.0, 2.0]},
         {"draft_ms": {"1": float("inf")}},
+        {"draft_start_ms": {"1": -1.0}},
+        {"draft_start_ms": {"1": {"1": 1.0}}},
+        {"draft_start_ms": None},
         {"request_token_ms": -1.0},
         {"request_token_ms": None},
     ],
@@ -231,23 +256,207 @@ def test_an_engine_too_small_for_the_grid_is_measured_where_it_can(
     engine.check()
 
 
+class Clocked:
+    """A drafter whose time passes on a clock of its own: a start and steps of so many milliseconds each."""
+
+    name = "clocked"
+    capture_layers = (1,)
+
+    def __init__(
+        self,
+        start: Callable[[int], float],
+        step: Callable[[int], float],
+        *,
+        observe: Callable[[int], float] = lambda _: 0.0,
+        max_draft_steps: int = 8,
+        kind: DrafterKind = "serial",
+    ) -> None:
+        self.kind: DrafterKind = kind
+        self.max_draft_steps = max_draft_steps
+        self.held: dict[int, int] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self.ms = 0.0
+        self._start, self._step, self._observe = start, step, observe
+
+    def perf_counter(self) -> float:
+        return self.ms / 1e3
+
+    def prefill(self, seq: SequenceView, start: int, hidden: Any) -> None:
+        assert start == 0
+        self.held[seq.request_id] = len(hidden)
+
+    def observe(self, seqs: Sequence[SequenceView], hidden: Any, rows: Any, accepted: Any) -> None:
+        assert len(hidden) == rows.sum()
+        self.calls.append(("observe", len(seqs), *set(accepted.tolist())))
+        self.ms += self._observe(len(seqs))
+        for seq, kept in zip(seqs, accepted.tolist(), strict=True):
+            self.held[seq.request_id] += kept
+
+    def propose(self, seqs: Sequence[SequenceView], steps: int, rule: object = None) -> Proposals:
+        assert rule is None
+        assert 1 <= steps <= self.max_draft_steps
+        assert all(self.held[seq.request_id] == len(seq.tokens) - 1 for seq in seqs)
+        self.calls.append(("propose", len(seqs), steps))
+        self.ms += self._start(len(seqs)) + steps * self._step(len(seqs))
+        return Proposals.empty(len(seqs), steps)
+
+    def backlog(self, seqs: Sequence[SequenceView]) -> int:
+        return 2 * len(seqs)
+
+    def release(self, request_id: int) -> None:
+        del self.held[request_id]
+
+
+def clocked_measurement(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, drafter: Clocked, progress: Any = None
+) -> dict[str, Any]:
+    """`measure` on the drafter's clock, on which a forward of the target takes 50 ms."""
+    monkeypatch.setattr(calibration, "time", drafter)
+    probe = engine.probe_forward
+
+    def forward(rows: list[int], context: int) -> None:
+        drafter.calls.append(("forward", len(rows), context, engine.model.capture_layers))
+        drafter.ms += 50.0
+        probe(rows, context)
+
+    monkeypatch.setattr(engine, "probe_forward", forward)
+    monkeypatch.setattr(calibration, "SHAPES", {1: (1, 4)})
+    monkeypatch.setattr(calibration, "CONTEXTS", ())
+    monkeypatch.setattr(calibration, "REPEATS", 2)
+    table = calibration.measure(engine, drafter, progress)
+    assert not drafter.held
+    engine.check()
+    return table
+
+
+def test_a_draft_is_told_apart_into_its_start_and_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a forward of the target and what the drafter is handed of it, which are not timed."""
+    drafter = Clocked(lambda n: 1.0 + 0.5 * n, lambda n: 2.0 + 0.25 * n, observe=lambda n: 0.1 * n)
+    engine = small_engine(max_requests=16)
+    seen: list[tuple[int, int]] = []
+    table = clocked_measurement(monkeypatch, engine, drafter, lambda _, done, total: seen.append((done, total)))
+    counts = (1, 2, 4, 8, 16)
+    assert table["draft_ms"] == pytest.approx({n: 2.0 + 0.25 * n for n in counts})
+    assert table["draft_start_ms"] == pytest.approx({n: 1.0 + 0.5 * n for n in counts})
+    assert table["target_ms"][1] == pytest.approx({1: 50.0, 4: 50.0})
+    shapes = [(n, steps) for n in counts for steps in (1, 4)]
+    one_pass: list[tuple[Any, ...]] = [("forward", 1, 256, (1,))] * 2
+    for n, steps in shapes[:1] + shapes:  # the first counts the second time
+        one_pass += [("forward", n, 256, (1,)), ("observe", n, 2), ("propose", n, steps)]
+    assert drafter.calls == [("propose", 16, 1)] + one_pass * 3
+    total = 3 * (3 + len(shapes))
+    assert seen == [(done, total) for done in range(1, total + 1)]
+    costs = calibration.cost_model(table)
+    assert costs.draft_ms("serial_no_kv", 16, 16, 3, block=1) == pytest.approx(1.0 + 0.6 * 16 + 3 * 6.0)
+
+
+def test_a_drafter_of_a_single_step_is_all_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Clocked(lambda n: 3.0 * n, lambda _: 2.0, max_draft_steps=1)
+    table = clocked_measurement(monkeypatch, small_engine(max_requests=2), drafter)
+    assert table["draft_ms"] == pytest.approx({1: 5.0, 2: 8.0})
+    assert table["draft_start_ms"] == {1: 0.0, 2: 0.0}
+
+
+@pytest.mark.parametrize("most", [2, 3, 15])
+def test_fewer_steps_than_are_timed_tell_the_start_and_the_step_as_well(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    drafter = Clocked(lambda _: 3.0, lambda _: 2.0, max_draft_steps=most)
+    table = clocked_measurement(monkeypatch, small_engine(max_requests=1), drafter)
+    assert table["draft_ms"] == pytest.approx({1: 2.0})
+    assert table["draft_start_ms"] == pytest.approx({1: 3.0})
+    assert {call[2] for call in drafter.calls if call[0] == "propose"} == {1, min(most, 4)}
+
+
+def test_a_free_drafter_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Clocked(lambda _: 3.0, lambda _: 2.0, kind="free")
+    table = clocked_measurement(monkeypatch, small_engine(), drafter)
+    assert table["draft_ms"] == table["draft_start_ms"] == {}
+    assert {call[0] for call in drafter.calls} == {"forward"}
+    costs = calibration.cost_model(table)
+    assert costs.draft is costs.draft_start is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_slots": 40, "max_context": 24},
+        {"max_requests": 3},
+        {"max_rows": 1},
+        {"max_context": 20},
+        {"num_slots": 20, "max_context": 8, "max_rows": 2},
+    ],
+    ids=str,
+)
+def test_drafts_are_measured_for_as_many_requests_as_an_engine_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    engine = small_engine(**options)
+    drafter = Clocked(lambda _: 3.0, lambda _: 2.0)
+    table = clocked_measurement(monkeypatch, engine, drafter)
+    room = min(engine.options.max_requests, engine.options.num_slots // 2)
+    assert table["draft_ms"] == pytest.approx({n: 2.0 for n in (1, 2, 4, 8, 16, 32) if n <= room})
+    assert table["draft_start_ms"] == pytest.approx(dict.fromkeys(table["draft_ms"], 3.0))
+
+
+def test_what_is_made_is_released_if_measuring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> float:
+        if drafter.calls.count(("propose", 2, 1)) > 1:
+            raise RuntimeError("out of memory")
+        return 1.0
+
+    drafter = Clocked(fail, lambda _: 2.0)
+    engine = small_engine(max_requests=2)
+    engine.model.capture_layers = (0,)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        clocked_measurement(monkeypatch, engine, drafter)
+    assert not drafter.held
+    assert engine.model.capture_layers == (0,)
+
+
+@settings(max_examples=100)
+@given(times=st.dictionaries(st.integers(1, 40), st.tuples(st.floats(0.0, 90.0), st.floats(0.0, 90.0)), max_size=6))
+def test_no_time_of_a_draft_is_negative_or_falls_with_the_requests(times: dict[int, tuple[float, float]]) -> None:
+    measured = {(n, d): ms for n, pair in times.items() for d, ms in zip((1, 4), pair, strict=True)}
+    start, step = calibration.draft_tables(measured)
+    assert list(start) == list(step) == sorted(times)
+    for table, least in ((start, 0.0), (step, calibration.LEAST_MS)):
+        line = list(table.values())
+        assert all(ms >= least for ms in line)
+        assert line == sorted(line)
+
+
+@settings(max_examples=60)
+@given(
+    starts=st.lists(st.floats(0.0, 20.0), min_size=6, max_size=6).map(sorted),
+    each=st.lists(st.floats(0.1, 20.0), min_size=6, max_size=6).map(sorted),
+    most=st.integers(2, 4),
+)
+def test_start_and_step_are_those_that_made_the_times(starts: list[float], each: list[float], most: int) -> None:
+    lines = list(zip(calibration.DRAFT_REQUESTS, starts, each, strict=True))
+    start, step = calibration.draft_tables({(n, d): s + d * t for n, s, t in lines for d in (1, most)})
+    assert start == pytest.approx({n: s for n, s, _ in lines}, abs=1e-9)
+    assert step == pytest.approx({n: t for n, _, t in lines}, abs=1e-9)
+
+
 def test_a_drafter_that_looks_up_first_is_measured_where_it_must_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that was looked up takes microseconds, and a table of those would promise free drafts."""
     monkeypatch.setattr(calibration, "DRAFT_REQUESTS", (1, 4))
+    monkeypatch.setattr(calibration, "SHAPES", {1: (1,)})
+    monkeypatch.setattr(calibration, "CONTEXTS", ())
     engine = small_engine()
     hybrid = HybridDrafter(NgramDrafter(max_draft_steps=4), tiny_head_drafter(engine, 4))
-    rest: list[int] = []
+    rest: list[tuple[int, int]] = []
     propose = HeadDrafter.propose
 
     def count(self: HeadDrafter, seqs: Any, steps: int, rule: Any = None) -> Any:
-        rest.append(len(seqs))
+        rest.append((len(seqs), steps))
         return propose(self, seqs, steps, rule)
 
     monkeypatch.setattr(HeadDrafter, "propose", count)
-    table = calibration._measure_draft(engine, hybrid)
-    assert set(table) == {1, 4}
-    per_size = 1 + calibration.REPEATS + 1
-    assert rest == [1] * per_size + [4] * per_size
+    table = calibration.measure(engine, hybrid)
+    assert set(table["draft_ms"]) == set(table["draft_start_ms"]) == {1, 4}
+    assert rest == [(4, 1), *[(1, 1), (1, 1), (1, 4), (4, 1), (4, 4)] * (1 + calibration.REPEATS)]
     assert not hybrid._head._backlogs
 
 
@@ -256,10 +465,12 @@ def test_measuring_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(calibration, "DRAFT_REQUESTS", (1,))
     engine = small_engine()
     engine.model.capture_layers = (1,)
-    calibration.measure(engine, tiny_head_drafter(engine, 2))
+    drafter = tiny_head_drafter(engine, 2)
+    calibration.measure(engine, drafter)
     assert engine.model.capture_layers == (1,)
     assert engine.slots.num_free == engine.options.num_slots
     assert not engine.has_work
+    assert not drafter._backlogs
     engine.check()
 
 
@@ -268,6 +479,9 @@ def test_the_key_of_an_engine_names_what_its_times_depend_on() -> None:
     key = CostKey.of(engine, NgramDrafter(max_draft_steps=1))
     assert (key.model, key.weights, key.threads, key.drafter) == ("0" * 64, "float32", 1, "ngram")
     assert CostKey.of(engine, tiny_head_drafter(engine, 1)).path != key.path
+    # Of a head of one step the start is not told apart, of four and of seven it is; an n-gram drafter is not measured.
+    assert [CostKey.of(engine, tiny_head_drafter(engine, most)).draft_steps for most in (1, 4, 7)] == [1, 4, 4]
+    assert CostKey.of(engine, NgramDrafter(max_draft_steps=7)) == key
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,16 @@ def test_tables_are_those_that_a_cost_model_was_made_from() -> None:
     tables = CostTables({64: {1: 5.0, 8: 6.0}, 512: {1: 5.5, 8: 7.0}}, {4: 1.0}, True, 0.1, 0.2, 0.3, max_rows=40)
     assert CostTables.of(tables.model()) == tables
     assert CostTables.of(CostModel.from_tables({4: 2.0})) == CostTables({4: 2.0})
+    started = CostTables({4: 2.0}, {4: 1.0}, draft_start={1: 0.5, 16: 4.0})
+    assert CostTables.of(started.model()) == started
+    assert started.model(2.0).draft_start_ms("serial_no_kv", 16, 1) == 8.0
+
+
+def test_a_trace_carries_what_a_draft_takes_beside_its_steps_and_an_older_one_has_none() -> None:
+    assert parse_mapping(CONTENT, Recording).costs.draft_start == {}
+    whole = parse_mapping(changed(costs__draft_start={"1": 0.5, "16": 4.0}), Recording)
+    assert parse_mapping(json.loads(to_text(whole)), Recording) == whole
+    assert whole.costs.model().draft_start_ms("serial_no_kv", 16, 1) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -120,6 +130,7 @@ def test_tables_are_those_that_a_cost_model_was_made_from() -> None:
         ({"drafter__max_draft_steps": 16}, "drafter.max_draft_steps: expected 1 to 15, got 16"),
         ({"drafter__max_draft_steps": 2}, "requests.0.drafts: expected at most 2 (drafter.max_draft_steps), got 3"),
         ({"costs__target": {}}, "target table: expected a table"),
+        ({"costs__draft_start": {"1": -1.0}}, "draft_start table: expected"),
         ({"requests": []}, "requests: expected at least one"),
         ({"requests__0__dataset": ""}, "requests.0.dataset: expected a name, got none"),
         ({"requests__0__answer_tokens": 1}, "an answer of at least 2, got 7 and 1"),

@@ -299,3 +299,25 @@ def test_a_state_reads_its_numbers_as_arrays() -> None:
     assert state.waiting.tolist() == [1, 2]
     assert state.steps == 2
     assert np.allclose(state.survival, [[0.5, 0.2, 0.08]] * 2)
+
+
+def test_what_a_draft_takes_beside_its_steps_is_shown_and_makes_drafts_longer_or_none(tmp_path: Path) -> None:
+    steps = []
+    for start in (0.0, 3.0, 500.0):
+        content = {
+            "num_requests": 8,
+            "max_draft_steps": 7,
+            "proposed": 2,
+            "acceptance": [0.7],
+            "drafter": "serial_no_kv",
+        }
+        costs = {"target": {1: 7.0, 64: 12.0}, "draft": {8: 1.5}, "interpolate": True, "draft_start": {8: start}}
+        found = explain(*read({**content, "costs": costs}, tmp_path))
+        assert found.disagreements == ()
+        for line in found.steps:
+            assert line.draft_ms == pytest.approx(line.steps * 1.5 + (start if line.steps else 0.0))
+            assert line.value == pytest.approx(line.tokens - found.price * line.round_ms, abs=1e-6)
+            assert f"{line.draft_ms:.3f}" in text_of(found)
+        steps.append(found.best_steps)
+    assert 0 < steps[0] < steps[1]
+    assert steps[2] == 0

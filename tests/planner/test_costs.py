@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightspec_lightllm.adapters.cost_tables import CostTables
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, RoundFeedback, make_planner
 from lightspec_lightllm.planner.costs import MAX_CONTEXTS
-from lightspec_lightllm.planner.steps import REWARM_ROUNDS, catching_up_ms
+from lightspec_lightllm.planner.gain import SurvivalMass
+from lightspec_lightllm.planner.steps import REWARM_ROUNDS, catching_up_ms, legal_steps, steps_values
 from tests.planner.worlds import KINDS, cost_models
 
 
@@ -116,6 +119,64 @@ def test_what_runs_over_all_verified_rows_may_have_a_table_of_its_own(kind: Draf
     assert costs.draft_ms(kind, 3, 12, 4, block=5, backlog=2) == pytest.approx(ms)
 
 
+STARTS = {2: 4.0, 6: 8.0}
+
+
+@pytest.mark.parametrize(("num_requests", "ms"), [(1, 4.0), (2, 4.0), (3, 5.0), (6, 8.0), (9, 11.0), (200, 202.0)])
+@pytest.mark.parametrize("interpolate", [False, True])
+def test_what_a_draft_takes_beside_its_steps_is_linear_between_numbers_of_requests(
+    num_requests: int, ms: float, *, interpolate: bool
+) -> None:
+    costs = CostModel.from_tables({8: 1.0}, draft_start=STARTS, interpolate=interpolate)
+    assert costs.draft_start_ms("serial", num_requests, 1) == pytest.approx(ms)
+    assert costs.draft_ms("serial_no_kv", num_requests, num_requests, 3, block=1) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_start_of_a_draft_is_paid_once_whatever_its_steps_and_not_by_a_free_drafter(kind: DrafterKind) -> None:
+    draft = {rows: float(rows) for rows in range(1, 65)}
+    plain, started = (CostModel.from_tables({64: 9.0}, draft, draft_start=table) for table in (None, STARTS))
+    for steps in range(5):
+        paid = 0.0 if kind == "free" or steps == 0 else 5.0
+        one, other = (each.draft_ms(kind, 3, 12, steps, block=5, backlog=2) for each in (plain, started))
+        assert other == pytest.approx(one + paid)
+
+
+def test_the_costs_of_a_number_of_requests_have_the_start_of_a_draft() -> None:
+    costs = CostModel.from_tables({1: 1.0}, {8: 1.0}, draft_start=STARTS, by_requests={4: {4: 1.0}, 8: {8: 2.0}})
+    assert costs.for_requests(6).draft_ms("serial_no_kv", 6, 6, 2, block=1) == pytest.approx(2 * 1.0 + 8.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    costs=cost_models(own_draft_sizes=True),
+    kind=st.sampled_from(KINDS),
+    num_requests=st.integers(1, 6),
+    price=st.floats(1e-3, 3.0),
+)
+def test_a_start_of_no_time_changes_nothing_to_the_bit(
+    costs: CostModel, kind: DrafterKind, num_requests: int, price: float
+) -> None:
+    tables = replace(CostTables.of(costs), draft_start={})
+    plain, zero = tables.model(), replace(tables, draft_start={1: 0.0, 4: 0.0}).model()
+    mass = SurvivalMass.of_drafts(np.full((num_requests, 3), 0.4), np.full(num_requests, 3))
+    values = [
+        steps_values(
+            mass,
+            num_requests,
+            legal_steps(kind, 3),
+            kind=kind,
+            block=3,
+            costs=each,
+            context=9.0,
+            price=price,
+        ).tolist()
+        for each in (plain, zero)
+    ]
+    assert values[0] == values[1]
+    assert plain.draft_ms(kind, 2, 9, 4, block=7) == zero.draft_ms(kind, 2, 9, 4, block=7)
+
+
 @settings(max_examples=60, deadline=None)
 @given(costs=cost_models(own_draft_sizes=True), rows=st.integers(1, 60), backlog=st.integers(0, 9))
 def test_a_fill_table_that_is_the_draft_table_changes_nothing(costs: CostModel, rows: int, backlog: int) -> None:
@@ -164,11 +225,15 @@ MALFORMED: list[Any] = [
 ]
 
 
+ROLES = ("target", "draft", "fill", "draft_start")
+
+
 @pytest.mark.parametrize(
-    ("role", "table"), [("target", {}), *((role, bad) for role in ("target", "draft", "fill") for bad in MALFORMED)]
+    ("role", "table"),
+    [("target", {}), ("draft_start", {100: {1: 1.0}}), *((role, bad) for role in ROLES for bad in MALFORMED)],
 )
 def test_a_malformed_table_is_refused(role: str, table: Any) -> None:
-    tables = {"target": {8: 1.0}, "draft": {8: 0.1}, "fill": {8: 0.1}} | {role: table}
+    tables = {"target": {8: 1.0}, "draft": {8: 0.1}, "fill": {8: 0.1}, "draft_start": {8: 0.1}} | {role: table}
     with pytest.raises(CostTableError, match=f"{role} table"):
         CostModel.from_tables(**tables)
 

@@ -286,3 +286,9 @@ def test_an_empty_batch_plans_and_teaches_nothing() -> None:
     plan = planner.plan(BatchView(0, none))
     planner.observe(RoundFeedback(plan, none, none))
     assert (plan.verify_rows, plan.draft_steps, planner.counters.observed) == (0, 0, 0)
+
+
+def test_what_a_draft_takes_beside_its_steps_is_part_of_a_round() -> None:
+    costs = CostModel.from_tables({64: 1.0}, {64: 0.5}, draft_start={2: 3.0})
+    planner = scheduled(costs, drafter="serial_no_kv")
+    assert planner.plan(BatchView(2, np.array([1, 1]))).table_ms == 1.0 + 5 * 0.5 + 3.0

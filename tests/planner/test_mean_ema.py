@@ -214,3 +214,18 @@ def test_an_empty_batch_plans_and_teaches_nothing() -> None:
     plan = planner.plan(BatchView(0, none))
     planner.observe(RoundFeedback(plan, none, none))
     assert (plan.verify_rows, plan.draft_steps, planner.counters.observed) == (0, 0, 0)
+
+
+def test_what_a_draft_takes_beside_its_steps_is_part_of_a_round() -> None:
+    costs = CostModel.from_tables({8: 1.0}, {8: 0.5}, draft_start={2: 3.0})
+    view = BatchView(2, np.array([1, 1]))
+    assert baseline(costs, drafter="serial_no_kv").plan(view).table_ms == 1.0 + 5 * 0.5 + 3.0
+    assert baseline(costs, drafter="free").plan(view).table_ms == 1.0
+
+
+def test_a_draft_that_is_dear_to_begin_is_longer() -> None:
+    steps = []
+    for start in (0.0, 50.0):
+        costs = CostModel.from_tables({4: 10.0, 24: 11.0}, {4: 4.0}, draft_start={4: start}, interpolate=True)
+        steps.append(serve_evenly(baseline(costs, drafter="serial_no_kv"), 0.6, 100).draft_steps)
+    assert steps[0] < steps[1]

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightspec_lightllm.adapters.simulated import AcceptanceProfile
 from lightspec_lightllm.errors import PlanError
 from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Plan, make_planner
+from tests.planner.simulation import FairHost, serve
 from tests.planner.worlds import CPU, GPU, KINDS, WildRound, cost_models, legal_steps, play, wild_rounds
 
 strategies = st.sampled_from(["lightspec", "fixed", "fixed:1", "off"])
@@ -181,3 +183,19 @@ def test_a_plan_says_what_was_waiting() -> None:
     plan = make_planner("lightspec", GPU, max_draft_steps=4).plan(round_.view)
     assert plan.proposed is not None
     assert plan.proposed.tolist() == round_.view.proposed.tolist()
+
+
+@pytest.mark.parametrize("confident", [False, True])
+def test_a_draft_that_is_dear_to_begin_is_longer_and_one_that_does_not_pay_is_not_made(*, confident: bool) -> None:
+    """Where a draft has a price of its own, more steps share it; past what drafting brings there is no draft."""
+    steps = []
+    for start in (0.0, 3.0, 60.0):
+        costs = CostModel.from_tables({1: 7.0, 64: 12.0}, {8: 1.5}, draft_start={8: start}, interpolate=True)
+        profile = AcceptanceProfile((0.7,), confidence=confident)
+        host = FairHost(costs, 8, profile, max_draft_steps=7, drafter="serial_no_kv")
+        planner = make_planner("lightspec", costs, max_draft_steps=7, drafter="serial_no_kv")
+        served = serve(host, planner, rounds=400, warm_up=100)
+        assert served.tokens_per_ms > 0.97 * 8 / costs.target_ms(8, 8, 0.0)
+        steps.append(served.mean_steps)
+    assert 1.0 < steps[0] + 0.3 < steps[1]
+    assert steps[2] < 0.1

@@ -196,3 +196,21 @@ def test_the_best_steps_are_worth_no_less_than_none(
     off = num_requests - price * float(costs.for_requests(num_requests).lines(num_requests, 0.0)[0][num_requests])
     assert values[0] == pytest.approx(off, abs=1e-9)
     assert values.max() >= values[0]
+
+
+def test_the_start_of_a_draft_is_taken_off_every_number_of_steps_but_none() -> None:
+    mass = SurvivalMass.of_drafts(np.full((4, 3), 0.7), np.full(4, 3))
+    plain, started = (
+        steps_values(
+            mass,
+            4,
+            (0, 1, 2, 3),
+            kind="serial_no_kv",
+            block=3,
+            costs=CostModel.from_tables({4: 5.0, 16: 6.0}, {4: 0.5}, draft_start=table),
+            context=0.0,
+            price=0.5,
+        )
+        for table in (None, {4: 3.0})
+    )
+    assert (plain - started).tolist() == pytest.approx([0.0, 1.5, 1.5, 1.5])

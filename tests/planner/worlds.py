@@ -51,11 +51,13 @@ def cost_models(draw: st.DrawFn, *, own_draft_sizes: bool = False, max_rows: boo
     target: Any = {context: table(rows) for context in contexts} if len(contexts) > 1 else table(rows)
     draft = draw(st.sampled_from([None, table(draw(sizes) if own_draft_sizes else rows)]))
     counts = st.dictionaries(st.integers(1, 8), st.lists(st.integers(0, 40), min_size=1, max_size=4), max_size=3)
+    starts = st.none() | st.dictionaries(st.integers(1, 8), times, min_size=1, max_size=3)
     by_requests = {count: table([count + extra for extra in extras]) for count, extras in draw(counts).items()}
     return CostModel.from_tables(
         target,
         draft,
         fill=draw(st.sampled_from([None, table(draw(sizes) if own_draft_sizes else rows)])),
+        draft_start=draw(starts),
         interpolate=draw(st.booleans()),
         overhead_ms=draw(st.floats(0.0, 3.0)),
         request_ms=draw(st.floats(0.0, 1.0)),

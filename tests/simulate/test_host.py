@@ -10,12 +10,13 @@ from lightspec_lightllm.errors import SlotError
 from lightspec_lightllm.planner import DrafterKind, make_planner
 from lightspec_lightllm.simulate.host import ScenarioHost
 from tests.planner.worlds import KINDS
-from tests.simulate.workloads import plain, scenario, serve
+from tests.simulate.workloads import GPU_COSTS, plain, scenario, serve
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_clock_is_the_true_cost_of_the_target_and_the_drafter(kind: DrafterKind) -> None:
     timed = plain(
+        costs=GPU_COSTS | {"draft_start": {8: 1.0, 24: 2.0}},
         drafter={"kind": kind, "max_backlog": 10, "max_draft_steps": 4},
         classes={"only": {"acceptance": [0.7]}},
         segments=[{"rounds": 8, "mix": {"only": 1.0}}, {"rounds": 8, "mix": {"only": 1.0}, "cost_factor": 1.5}],
@@ -27,6 +28,7 @@ def test_the_clock_is_the_true_cost_of_the_target_and_the_drafter(kind: DrafterK
         rows, context = view.num_requests + int(record.verified.sum()), float(np.mean(view.context_tokens))
         assert 1e3 * record.seconds["target"] == pytest.approx(factor * tables.target_ms(rows, 16, context))
         draft = tables.draft_ms(kind, 16, rows, record.draft_steps, block=4, backlog=view.draft_backlog or 0)
+        assert (draft > 1.5) == (record.draft_steps > 0 and kind != "free")
         assert 1e3 * record.seconds["draft"] == pytest.approx(factor * draft)
         assert record.seconds["plan"] == record.seconds["schedule"] == record.seconds["commit"] == 0.0
     backlogs = [view.draft_backlog for view in planner.views]

@@ -21,7 +21,7 @@ from lightspec_lightllm.simulate.references import solve_price, trial_rate
 from lightspec_lightllm.simulate.runner import run
 from lightspec_lightllm.simulate.scenario import Scenario
 from lightspec_lightllm.simulate.world import World
-from tests.simulate.workloads import Scripted, plain, scenario
+from tests.simulate.workloads import GPU_COSTS, Scripted, plain, scenario
 
 NO_PLAN_TIME = PlanTime(0.0)
 
@@ -33,6 +33,16 @@ WORLDS: dict[str, Scenario] = {
     ),
     "untold": plain(
         acceptance=(0.6,), spread=0.8, noise=1.0, count=48, rounds=100, correlation=0.7, drafter={"confidence": "none"}
+    ),
+    "dear to begin": plain(
+        acceptance=(0.7,),
+        spread=0.5,
+        noise=1.0,
+        count=16,
+        steps=6,
+        rounds=100,
+        drafter={"kind": "serial_no_kv", "max_draft_steps": 6},
+        costs=GPU_COSTS | {"draft_start": {1: 2.0, 16: 4.0}},
     ),
     "hopeless": plain(acceptance=(0.1,), count=128, steps=3, rounds=100),
     "free": plain(acceptance=(0.5,), spread=1.0, count=64, rounds=120, drafter={"kind": "free", "confidence": "none"}),
@@ -82,6 +92,34 @@ def test_layers_that_only_take_rows_in_are_priced_by_their_own_table(
     loop = Round(host, oracle(host, [8.0] * len(world.segments)))
     records = [loop.step() for _ in range(20)]
     assert all(record is not None and record.plan.draft_steps for record in records)
+
+
+@pytest.mark.parametrize("oracle", [OptimumPlanner, ClairvoyantPlanner])
+def test_a_draft_that_is_too_dear_to_begin_is_not_made(oracle: type[OptimumPlanner | ClairvoyantPlanner]) -> None:
+    steps = []
+    for start in (0.01, 1e3):
+        host = ScenarioHost(scenario(drafter__kind="serial_no_kv", costs__draft_start={1: start}), 0)
+        loop = Round(host, oracle(host, [2.0] * len(host.scenario.segments)))
+        records = [loop.step() for _ in range(20)]
+        steps.append(sum(record.plan.draft_steps for record in records if record is not None))
+    assert steps[0] > 0
+    assert steps[1] == 0
+
+
+def test_the_best_static_setting_pays_for_the_start_of_a_draft() -> None:
+    found = {}
+    for start in (0.0, 3.0, 100.0):
+        world = plain(
+            acceptance=(0.6,),
+            count=8,
+            steps=6,
+            rounds=60,
+            drafter={"kind": "serial_no_kv"},
+            costs=GPU_COSTS | {"draft_start": {8: start}},
+        )
+        found[start] = find_references(world, ("static",), (0,), rounds=60, report=lambda _: None).static[0].steps
+    assert 0 < found[0.0] <= found[3.0]
+    assert found[100.0] == 0
 
 
 def test_a_price_is_the_rate_that_planning_with_it_reaches() -> None:

@@ -29,6 +29,7 @@ MOVES: dict[str, Any] = {
     "costs.target": {8: 5.0, 32: 7.0, 128: 12.0},
     "costs.draft": {8: 0.5, 32: 0.9, 128: 1.0},
     "costs.fill": {8: 0.5, 32: 0.9, 128: 1.0},
+    "costs.draft_start": {1: 0.1, 8: 0.4},
     "costs.by_requests": {4: {4: 6.0, 32: 9.0}},
     "costs.interpolate": True,
     "costs.overhead_ms": 0.2,

@@ -347,7 +347,7 @@ def test_a_draft_is_told_apart_into_its_start_and_its_steps(monkeypatch: pytest.
     total = 3 * (3 + len(shapes))
     assert seen == [(done, total) for done in range(1, total + 1)]
     costs = calibration.cost_model(table)
-    assert costs.draft_ms("serial_no_kv", 16, 16, 3, block=1) == pytest.approx(1.0 + 0.6 * 16 + 3 * 6.0)
+    assert costs.draft_ms("serial_no_kv", 16, 16, 3, block=1) == pytest.approx(1.0 + 0.5 * 16 + 3 * 6.0)
 
 
 def test_a_drafter_of_a_single_step_is_all_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompts per run (default: the requests in flight, at least 2)",
     )
+    add(
+        "--output-tokens",
+        type=int,
+        metavar="N",
+        help="end a run after N generated tokens and keep it full until then: prompts begin anew where they run out, "
+        "and what is not finished is given up (default: a run ends with its last answer, its batch draining)",
+    )
     add("--repetitions", type=int, default=default.repetitions, metavar="N", help="runs of each arm in each cell")
     add(
         "--interleave",
@@ -252,6 +259,7 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
         concurrency=tuple(arguments.concurrency),
         arms=tuple(arguments.arms),
         num_prompts=arguments.num_prompts,
+        output_tokens=arguments.output_tokens,
         max_tokens=arguments.max_tokens,
         repetitions=arguments.repetitions,
         seed=arguments.seed,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.metrics import Metrics
-from lightspec_lightllm.bench.runner import RunResult
+from lightspec_lightllm.bench.runner import UNFINISHED, RequestResult, RunResult
 
 BASELINE = "off"
 
@@ -83,22 +83,33 @@ class Cell:
 
     def compared_texts(self) -> int:
         """How many texts of other arms have a baseline text to be compared with."""
-        return sum(len(run.result.requests) for run in self.runs if run.arm != BASELINE) if self.of(BASELINE) else 0
+        return sum(len(self._pairs(run)) for run in self.runs if run.arm != BASELINE)
 
-    def baseline_texts(self) -> list[tuple[int, ...]]:
-        """The token ids of the first baseline run, by prompt; empty when there is none."""
+    def baseline(self) -> tuple[RequestResult, ...]:
+        """The requests of the first baseline run, in the order of the prompts; empty when there is none."""
         runs = self.of(BASELINE)
-        return [request.tokens for request in runs[0].result.requests] if runs else []
+        return runs[0].result.requests if runs else ()
+
+    def _pairs(self, run: Run) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """(request, its tokens, those of the baseline), as far as both came where one was not waited for."""
+        found = []
+        for index, (expected, request) in enumerate(zip(self.baseline(), run.result.requests, strict=False)):
+            left, right = request.tokens, expected.tokens
+            if UNFINISHED in {request.finish_reason, expected.finish_reason}:
+                both = min(len(left), len(right))
+                left, right = left[:both], right[:both]
+            if left or right:
+                found.append((index, left, right))
+        return found
 
     def differences(self) -> list[Difference]:
         """Texts that are not token for token those of the first baseline run."""
-        expected = self.baseline_texts()
         found = []
         for run in self.runs:
-            for index, (tokens, request) in enumerate(zip(expected, run.result.requests, strict=False)):
-                if request.tokens != tokens:
-                    at = first_difference(request.tokens, tokens)
-                    key, gap = self.prompts[index].key, self.gaps.get((index, at))
+            for index, tokens, expected in self._pairs(run):
+                if tokens != expected:
+                    at = first_difference(tokens, expected)
+                    key, gap = self.prompts[index % len(self.prompts)].key, self.gaps.get((index, at))
                     found.append(Difference(key, index, run.arm, run.repetition, at, gap))
         return found
 

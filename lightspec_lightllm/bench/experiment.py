@@ -15,7 +15,7 @@ from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.interleaved import run_interleaved
 from lightspec_lightllm.bench.metrics import measure
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.bench.runner import Request, RequestResult, RunResult, Stepper, run_closed_loop
+from lightspec_lightllm.bench.runner import RequestResult, RunResult, Server, Stepper, run_closed_loop
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import DatasetError
 
@@ -23,7 +23,7 @@ MAX_GAPS_PER_CELL = 8
 """Each costs a prefill; differing texts are rare (near-ties of float16), and many of them are a bug to see anyway."""
 
 
-class Host(Protocol):
+class Host(Server, Protocol):
     """What an experiment needs of an engine."""
 
     @property
@@ -34,8 +34,6 @@ class Host(Protocol):
     def chat(self, text: str) -> list[int]:
         """The token ids of a user message in the model's chat template, ready for the answer."""
         ...
-
-    def submit(self, prompt: list[int], params: SamplingParams, /) -> Request: ...
 
     def rounds(self, arm: str, /) -> Stepper:
         """Rounds of a fresh planner over the same engine; those of several planners may take turns while it is idle."""
@@ -70,8 +68,10 @@ class Experiment:
     interrupted: bool = False
 
 
-def num_requests(options: BenchOptions) -> int:
-    """How many requests the whole experiment answers."""
+def num_requests(options: BenchOptions) -> int | None:
+    """How many requests the whole experiment answers; None where runs end by their tokens."""
+    if options.output_tokens is not None:
+        return None
     prompts = sum(options.prompts_in(concurrency) for concurrency in options.concurrency)
     return prompts * len(options.datasets) * len(options.arms) * options.repetitions
 
@@ -101,7 +101,7 @@ def warm_up(host: Host, prompt: list[int]) -> None:
     """One short answer that is not measured: the first forward of a shape prepares kernels and takes several times as
     long as the next."""
     params = SamplingParams(max_tokens=max(1, min(4, host.max_context - len(prompt))))
-    run_closed_loop(host.submit, host.rounds(BASELINE), [(prompt, params)], concurrency=1)
+    run_closed_loop(host, host.rounds(BASELINE), [(prompt, params)], concurrency=1)
 
 
 def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOptions, progress: Progress) -> None:
@@ -130,9 +130,13 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
     if options.interleave:
         for repetition, arms in turns(options.arms, options.repetitions):
             progress.run_started(cell, " ".join(arms), repetition)
-            lanes = [(hosts[arm].submit, rounds[arm]) for arm in arms]
+            lanes = [(hosts[arm], rounds[arm]) for arm in arms]
             results = run_interleaved(
-                lanes, requests, concurrency=cell.concurrency, on_finish=progress.request_finished
+                lanes,
+                requests,
+                concurrency=cell.concurrency,
+                output_tokens=options.output_tokens,
+                on_finish=progress.request_finished,
             )
             for arm, result in zip(arms, results, strict=True):
                 finished(arm, repetition, result)
@@ -140,10 +144,11 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         for repetition, arm in schedule(options.arms, options.repetitions):
             progress.run_started(cell, arm, repetition)
             result = run_closed_loop(
-                host.submit,
+                host,
                 rounds[arm],
                 requests,
                 concurrency=cell.concurrency,
+                output_tokens=options.output_tokens,
                 on_finish=progress.request_finished,
             )
             finished(arm, repetition, result)
@@ -153,10 +158,12 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
 
 def measure_gaps(host: Host, cell: Cell, prompts: list[list[int]]) -> None:
     """Where greedy texts differ, asks the target how close its two best tokens were."""
-    baseline = cell.baseline_texts()
+    baseline = cell.baseline()
     places = dict.fromkeys((difference.prompt_index, difference.position) for difference in cell.differences())
     for index, position in list(places)[:MAX_GAPS_PER_CELL]:
-        cell.gaps[index, position] = host.top_two_gap(prompts[index] + list(baseline[index][:position]))
+        cell.gaps[index, position] = host.top_two_gap(
+            prompts[index % len(prompts)] + list(baseline[index].tokens[:position])
+        )
 
 
 def schedule(arms: tuple[str, ...], repetitions: int) -> Iterator[tuple[int, str]]:

@@ -64,6 +64,9 @@ class EmbeddedHost:
     def submit(self, prompt: list[int], params: SamplingParams, /) -> Request:
         return self.runtime.submit(prompt, params)
 
+    def cancel(self, request_id: int, /) -> None:
+        self.engine.cancel(request_id)
+
     def rounds(self, arm: str, /) -> Stepper:
         choice = self.config.planner.resolve(arm)
         return self.runtime.round(choice.strategy, **choice.options)

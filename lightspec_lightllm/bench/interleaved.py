@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from lightspec_lightllm.bench.runner import RequestResult, RunResult, Stepper, Submit, closed_loop
+from lightspec_lightllm.bench.runner import RequestResult, RunResult, Server, Stepper, closed_loop
 from lightspec_lightllm.engine.options import SamplingParams
 
 TURN_SECONDS = 0.5
@@ -56,18 +56,27 @@ class _Lane:
 
 
 def run_interleaved(
-    arms: Sequence[tuple[Submit, Stepper]],
+    arms: Sequence[tuple[Server, Stepper]],
     prompts: Sequence[tuple[list[int], SamplingParams]],
     *,
     concurrency: int,
+    output_tokens: int | None = None,
     on_finish: Callable[[RequestResult], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[RunResult]:
     """`run_closed_loop` of several arms on the same prompts; the times of each are those of its own turns."""
     lanes = []
-    for submit, rounds in arms:
+    for server, rounds in arms:
         watch = StopWatch(clock)
-        loop = closed_loop(submit, rounds, prompts, concurrency=concurrency, on_finish=on_finish, clock=watch)
+        loop = closed_loop(
+            server,
+            rounds,
+            prompts,
+            concurrency=concurrency,
+            output_tokens=output_tokens,
+            on_finish=on_finish,
+            clock=watch,
+        )
         lanes.append(_Lane(loop, watch))
     while going := [lane for lane in lanes if lane.result is None]:
         min(going, key=lambda lane: lane.tokens).turn()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightspec_lightllm.bench.runner import RunResult
+from lightspec_lightllm.bench.runner import UNFINISHED, RunResult
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Metrics:
     duration: float
     """Seconds."""
     completed: int
+    """Requests that finished; latencies are theirs alone, tokens those of all."""
     total_input_tokens: int
     total_output_tokens: int
     request_throughput: float
@@ -56,9 +57,10 @@ class Metrics:
 
 
 def measure(run: RunResult) -> Metrics:
-    requests, rounds = run.requests, run.rounds
-    input_tokens = sum(r.prompt_tokens for r in requests)
-    output_tokens = sum(len(r.tokens) for r in requests)
+    rounds = run.rounds
+    input_tokens = sum(r.prompt_tokens for r in run.requests)
+    output_tokens = sum(len(r.tokens) for r in run.requests)
+    requests = [r for r in run.requests if r.finish_reason != UNFINISHED]
     ttft = _Latency.of([r.ttft for r in requests])
     tpot = _Latency.of([(r.latency - r.ttft) / (len(r.tokens) - 1) for r in requests if len(r.tokens) > 1])
     itl = _Latency.of([gap for r in requests for gap in r.gaps])

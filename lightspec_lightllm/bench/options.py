@@ -17,7 +17,10 @@ class BenchOptions:
     concurrency: tuple[int, ...] = (1, 4, 16)
     arms: tuple[str, ...] = ("off", "fixed:3", "fixed:7", "fixed:11", "lightspec")
     num_prompts: int | None = None
-    """Per run; None: as many as requests in flight, so that a run is one full batch, and at least 2."""
+    """Per run; None: as many as requests in flight, so that a run is one full batch, and at least 2; where runs end by
+    their tokens, as many more as answers of full length would give those."""
+    output_tokens: int | None = None
+    """Generated tokens at which a run ends; until then it stays full. None: it ends with its last answer."""
     max_tokens: int = 24
     repetitions: int = 1
     seed: int = 0
@@ -38,10 +41,15 @@ class BenchOptions:
             ("--max-tokens", (self.max_tokens,)),
             ("--repetitions", (self.repetitions,)),
             ("--num-prompts", () if self.num_prompts is None else (self.num_prompts,)),
+            ("--output-tokens", () if self.output_tokens is None else (self.output_tokens,)),
         ):
             for value in values:
                 if value < 1:
                     raise ConfigError(f"{label}: expected at least 1, got {value}")
+        if self.record and self.output_tokens is not None:
+            raise ConfigError(
+                "--record: expected whole answers, but --output-tokens cuts them; leave one of the two out"
+            )
         SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature)  # raises RequestError
         for label, given in (("--dataset", self.datasets), ("--concurrency", self.concurrency), ("--arms", self.arms)):
             if not given:
@@ -50,4 +58,7 @@ class BenchOptions:
                 raise ConfigError(f"{label}: a value is given twice in {' '.join(map(str, given))}")
 
     def prompts_in(self, concurrency: int) -> int:
-        return self.num_prompts if self.num_prompts is not None else max(concurrency, 2)
+        if self.num_prompts is not None:
+            return self.num_prompts
+        more = 0 if self.output_tokens is None else -(-self.output_tokens // self.max_tokens)
+        return max(concurrency, 2) + more

@@ -53,9 +53,12 @@ class SetupProgress:
 
 
 class BenchProgress:
-    """Counts finished requests. To be used inside ``with progress.bar:``, which takes the bar down again."""
+    """Counts finished requests, of a number that may be unknown.
 
-    def __init__(self, console: Console, total_requests: int) -> None:
+    To be used inside ``with progress.bar:``, which takes the bar down again.
+    """
+
+    def __init__(self, console: Console, total_requests: int | None) -> None:
         self.console = console
         self.bar = Progress(
             SpinnerColumn(),

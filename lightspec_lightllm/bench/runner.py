@@ -1,10 +1,10 @@
 """One run: a list of prompts through one strategy, with a fixed number of requests in flight (a closed loop)."""
 
+import itertools
+import math
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol, cast
 
 from lightspec_lightllm.decode import DecodeCounters, RoundRecord
@@ -36,13 +36,23 @@ class Stepper(Protocol):
     def step(self) -> RoundRecord | None: ...
 
 
-class Submit(Protocol):
-    def __call__(self, prompt: list[int], params: SamplingParams, /) -> Request: ...
+class Server(Protocol):
+    """Takes requests in and gives them up."""
+
+    def submit(self, prompt: list[int], params: SamplingParams, /) -> Request: ...
+
+    def cancel(self, request_id: int, /) -> None:
+        """Give a request up with the next round."""
+        ...
+
+
+UNFINISHED = "unfinished"
+"""Why a request ended that its run did not wait for."""
 
 
 @dataclass(frozen=True)
 class RequestResult:
-    """One finished request. Times are seconds since it was submitted."""
+    """One request, finished or as far as it came. Times are seconds since it was submitted, nan before any token."""
 
     prompt_tokens: int
     tokens: tuple[int, ...]
@@ -77,7 +87,7 @@ class RoundTrace:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A whole run. ``requests`` are in the order of the prompts."""
+    """A whole run. ``requests`` are in the order of the prompts, which may have begun anew."""
 
     requests: tuple[RequestResult, ...]
     rounds: tuple[RoundTrace, ...]
@@ -104,24 +114,37 @@ class _InFlight:
         return RequestResult(
             prompt_tokens=request.prompt_length,
             tokens=tuple(request.tokens[request.prompt_length :]),
-            finish_reason=str(request.finish_reason),
-            ttft=times[0] - self.submitted,
-            latency=times[-1] - self.submitted,
-            gaps=tuple(after - before for before, after in pairwise(times)),
+            finish_reason=request.finish_reason or UNFINISHED,
+            ttft=times[0] - self.submitted if times else math.nan,
+            latency=times[-1] - self.submitted if times else math.nan,
+            gaps=tuple(after - before for before, after in itertools.pairwise(times)),
         )
 
 
 def run_closed_loop(
-    submit: Submit,
+    server: Server,
     rounds: Stepper,
     prompts: Sequence[tuple[list[int], SamplingParams]],
     *,
     concurrency: int,
+    output_tokens: int | None = None,
     on_finish: Callable[[RequestResult], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RunResult:
-    """Keeps ``concurrency`` requests in flight until every prompt is answered; a finished one is replaced at once."""
-    loop = closed_loop(submit, rounds, prompts, concurrency=concurrency, on_finish=on_finish, clock=clock)
+    """Keeps ``concurrency`` requests in flight until every prompt is answered; a finished one is replaced at once.
+
+    With ``output_tokens`` until so many tokens were generated: prompts begin anew where they run out, so that the loop
+    is full to the end, and what has not finished then is given up.
+    """
+    loop = closed_loop(
+        server,
+        rounds,
+        prompts,
+        concurrency=concurrency,
+        output_tokens=output_tokens,
+        on_finish=on_finish,
+        clock=clock,
+    )
     while True:
         try:
             next(loop)
@@ -130,24 +153,27 @@ def run_closed_loop(
 
 
 def closed_loop(
-    submit: Submit,
+    server: Server,
     rounds: Stepper,
     prompts: Sequence[tuple[list[int], SamplingParams]],
     *,
     concurrency: int,
+    output_tokens: int | None = None,
     on_finish: Callable[[RequestResult], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[int, None, RunResult]:
     """`run_closed_loop` one round at a time: yields how many tokens were generated so far, returns the result."""
     began = clock()
-    pending = deque(enumerate(prompts))
+    pending = iter(enumerate(prompts if output_tokens is None else itertools.cycle(prompts)))
     live: list[_InFlight] = []
     results: dict[int, RequestResult] = {}
     traces: list[RoundTrace] = []
-    while pending or live:
-        while pending and len(live) < concurrency:
-            index, (tokens, params) = pending.popleft()
-            live.append(_InFlight(index, submit(tokens, params), clock()))
+    generated = 0
+    while output_tokens is None or generated < output_tokens:
+        for index, (tokens, params) in itertools.islice(pending, concurrency - len(live)):
+            live.append(_InFlight(index, server.submit(tokens, params), clock()))
+        if not live:
+            break
         record = rounds.step()
         now = clock()
         if record is not None:
@@ -158,10 +184,15 @@ def closed_loop(
                 results[flight.index] = flight.result()
                 on_finish(results[flight.index])
         live = [flight for flight in live if flight.index not in results]
-        yield sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
-    return RunResult(
-        tuple(results[i] for i in range(len(prompts))), tuple(traces), clock() - began, rounds.counters.fallback
-    )
+        generated = sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
+        yield generated
+    duration = clock() - began
+    for flight in live:
+        results[flight.index] = flight.result()
+        server.cancel(flight.request.request_id)
+    if live:
+        rounds.step()  # in which they are given up
+    return RunResult(tuple(results[i] for i in range(len(results))), tuple(traces), duration, rounds.counters.fallback)
 
 
 def trace_of(record: RoundRecord, at: float) -> RoundTrace:

@@ -65,6 +65,8 @@ def caption(cell: Cell, experiment: Experiment) -> str:
         parts.append(f"median [lowest-highest] of {options.repetitions} repetitions")
     else:
         parts.append("one run per arm: small differences are noise")
+    if options.output_tokens is not None:
+        parts.append(f"runs of {options.output_tokens} tokens, full to the end")
     if options.interleave:
         parts.append("arms in turns of half a second")
     if count := experiment.too_long.get(cell.dataset.name, 0):

@@ -53,6 +53,7 @@ class FakeHost:
     started: list[str] = field(default_factory=list)
     """Arms that ran, one entry per run."""
     live: list[FakeRequest] = field(default_factory=list)
+    cancelled: set[int] = field(default_factory=set)
     most_in_flight: int = 0
     fallback: str | None = None
     asked_gaps: list[list[int]] = field(default_factory=list)
@@ -74,6 +75,9 @@ class FakeHost:
         self.live.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self.live))
         return request
+
+    def cancel(self, request_id: int, /) -> None:
+        self.cancelled.add(request_id)
 
     def rounds(self, arm: str, /) -> "FakeRounds":
         self.opened.append(arm)
@@ -101,7 +105,7 @@ class FakeRounds:
         self.host.steps += 1
         if self.host.interrupt_after is not None and self.host.steps > self.host.interrupt_after:
             raise KeyboardInterrupt
-        live = self.host.live
+        live = self.host.live = [request for request in self.host.live if request.request_id not in self.host.cancelled]
         if not live:
             return None
         if self.host.running is not self:

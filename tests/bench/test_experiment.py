@@ -92,7 +92,29 @@ def test_a_wrong_text_is_found_with_its_place_and_the_gap_of_the_logits() -> Non
     found = cell.differences()
     assert [(d.arm, d.position, d.gap) for d in found] == [("lightspec", 2, 2e-5)] * 4
     prompt = host.chat(cell.prompts[0].text)
-    assert host.asked_gaps[0] == prompt + list(cell.baseline_texts()[0][:2])
+    assert host.asked_gaps[0] == prompt + list(cell.baseline()[0].tokens[:2])
+
+
+@pytest.mark.parametrize("interleave", [False, True])
+def test_runs_that_end_by_their_tokens_compare_texts_as_far_as_both_came(interleave: bool) -> None:
+    host = FakeHost()
+    experiment = run_experiment(host, [CHAT], options(output_tokens=50, interleave=interleave), Heard())
+    assert num_requests(options(output_tokens=50)) is None
+    for cell in experiment.cells:
+        assert len(cell.runs) == 9
+        assert len(cell.prompts) == max(cell.concurrency, 2) + 7
+        assert cell.compared_texts() > 6 * (50 // 8 - 1)
+        assert cell.differences() == []
+        for run in cell.runs:
+            assert 50 <= run.metrics.total_output_tokens < 50 + 3 * cell.concurrency
+    wrong = run_experiment(
+        FakeHost(wrong="lightspec"), [CHAT], options(output_tokens=300, num_prompts=5, repetitions=1), Heard()
+    )
+    for cell in wrong.cells:
+        found = cell.differences()
+        assert {(d.arm, d.position) for d in found} == {("lightspec", 2)}
+        assert max(d.prompt_index for d in found) >= 30, "prompts that were asked anew are compared too"
+        assert all(d.prompt == cell.prompts[d.prompt_index % 5].key for d in found)
 
 
 def test_without_the_baseline_nothing_is_compared() -> None:

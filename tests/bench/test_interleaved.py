@@ -69,7 +69,7 @@ def test_each_arm_is_charged_its_own_rounds_alone_and_all_progress_together() ->
     clock = Clock()
     log: list[str] = []
     arms = [slow("off", 1, clock, always(0.2), log), slow("lightspec", 2, clock, always(0.3), log)]
-    results = run_interleaved([(host.submit, rounds) for host, rounds in arms], PROMPTS, concurrency=2, clock=clock)
+    results = run_interleaved(arms, PROMPTS, concurrency=2, clock=clock)
     assert results[0].duration == pytest.approx(40 * 0.2)
     assert results[1].duration == pytest.approx(20 * 0.3)
     assert [request.tokens for request in results[0].requests] == [request.tokens for request in results[1].requests]
@@ -92,5 +92,5 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio_of_arms_by_much(speed
 
     arms = [slow("off", 1, clock, rounds(1.0), log), slow("fixed:3", 1, clock, rounds(ratio), log)]
     prompts = [([1, 2, 3], SamplingParams(max_tokens=120))]
-    quick, late = run_interleaved([(host.submit, each) for host, each in arms], prompts, concurrency=1, clock=clock)
+    quick, late = run_interleaved(arms, prompts, concurrency=1, clock=clock)
     assert late.duration / quick.duration == pytest.approx(ratio, rel=0.12)

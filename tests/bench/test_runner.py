@@ -1,13 +1,14 @@
 """The closed loop: how many requests are in flight, and what is recorded of each."""
 
 import itertools
+import math
 
 import pytest
 
 from lightspec_lightllm.bench.metrics import measure
-from lightspec_lightllm.bench.runner import RequestResult, run_closed_loop
+from lightspec_lightllm.bench.runner import UNFINISHED, RequestResult, run_closed_loop
 from lightspec_lightllm.engine.options import SamplingParams
-from tests.bench.fakes import FakeHost
+from tests.bench.fakes import FakeHost, FakeRequest
 
 
 @pytest.mark.parametrize(("concurrency", "prompts"), [(1, 3), (4, 4), (4, 11), (16, 5)])
@@ -15,7 +16,7 @@ def test_as_many_requests_as_asked_are_in_flight_until_the_prompts_run_out(concu
     host = FakeHost()
     requests = [([index], SamplingParams(max_tokens=5 + index % 3)) for index in range(prompts)]
     finished: list[RequestResult] = []
-    run = run_closed_loop(host.submit, host.rounds("off"), requests, concurrency=concurrency, on_finish=finished.append)
+    run = run_closed_loop(host, host.rounds("off"), requests, concurrency=concurrency, on_finish=finished.append)
     assert host.most_in_flight == min(concurrency, prompts)
     assert len(finished) == len(run.requests) == prompts
     assert [len(result.tokens) for result in run.requests] == [5 + index % 3 for index in range(prompts)]
@@ -24,9 +25,7 @@ def test_as_many_requests_as_asked_are_in_flight_until_the_prompts_run_out(concu
 def test_times_are_taken_when_tokens_arrive() -> None:
     host, ticks = FakeHost(), itertools.count()
     requests = [([1], SamplingParams(max_tokens=7))]
-    run = run_closed_loop(
-        host.submit, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks))
-    )
+    run = run_closed_loop(host, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks)))
     # Readings: begin, submit, then one after each of the three rounds of 3, 3 and 1 tokens, and the end.
     (result,) = run.requests
     assert (result.ttft, result.latency, result.gaps) == (1.0, 3.0, (1.0, 1.0))
@@ -37,9 +36,7 @@ def test_times_are_taken_when_tokens_arrive() -> None:
 def test_metrics_follow_their_definitions() -> None:
     host, ticks = FakeHost(), itertools.count()
     requests = [([1, 2], SamplingParams(max_tokens=7))]
-    run = run_closed_loop(
-        host.submit, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks))
-    )
+    run = run_closed_loop(host, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks)))
     metrics = measure(run)
     assert metrics.completed == 1
     assert (metrics.total_input_tokens, metrics.total_output_tokens) == (2, 7)
@@ -56,10 +53,50 @@ def test_metrics_follow_their_definitions() -> None:
 
 def test_what_never_happened_has_no_number() -> None:
     host = FakeHost()
-    metrics = measure(
-        run_closed_loop(host.submit, host.rounds("off"), [([1], SamplingParams(max_tokens=1))], concurrency=1)
-    )
+    metrics = measure(run_closed_loop(host, host.rounds("off"), [([1], SamplingParams(max_tokens=1))], concurrency=1))
     assert metrics.median_tpot_ms is None
     assert metrics.mean_itl_ms is None
     assert metrics.accepted_per_verified is None
     assert metrics.accepted_per_drafted is None
+
+
+@pytest.mark.parametrize(("concurrency", "prompts", "tokens"), [(1, 1, 17), (4, 3, 30), (4, 9, 31), (16, 5, 1)])
+def test_a_run_that_ends_by_its_tokens_is_full_to_the_end(concurrency: int, prompts: int, tokens: int) -> None:
+    host = FakeHost()
+    requests = [([index], SamplingParams(max_tokens=5 + index % 3)) for index in range(prompts)]
+    finished: list[RequestResult] = []
+    run = run_closed_loop(
+        host, host.rounds("off"), requests, concurrency=concurrency, output_tokens=tokens, on_finish=finished.append
+    )
+    assert all(trace.num_requests == concurrency for trace in run.rounds)
+    generated = [len(result.tokens) for result in run.requests]
+    assert tokens <= sum(generated) < tokens + concurrency
+    assert sum(trace.committed for trace in run.rounds) == sum(generated)
+    assert [result.finish_reason for result in run.requests].count("length") == len(finished)
+    assert [result.finish_reason for result in run.requests].count(UNFINISHED) <= concurrency
+    for index, result in enumerate(run.requests):
+        most = 5 + index % prompts % 3
+        assert len(result.tokens) == most if result.finish_reason == "length" else len(result.tokens) < most
+    metrics = measure(run)
+    assert (metrics.completed, metrics.total_output_tokens) == (len(finished), sum(generated))
+    assert not host.live, "what was given up is in the way of the next run"
+
+
+def test_a_request_that_is_given_up_before_its_first_token_has_no_times() -> None:
+    class Slow(FakeHost):
+        """Never begins the second request."""
+
+        def submit(self, prompt: list[int], params: SamplingParams, /) -> FakeRequest:
+            request = super().submit(prompt, params)
+            if request.request_id:
+                self.live.remove(request)
+            return request
+
+    host = Slow()
+    requests = [([index], SamplingParams(max_tokens=9)) for index in range(2)]
+    run = run_closed_loop(host, host.rounds("off"), requests, concurrency=2, output_tokens=4)
+    begun, never = run.requests
+    assert (len(begun.tokens), len(never.tokens)) == (4, 0)
+    assert math.isnan(never.ttft)
+    assert math.isnan(never.latency)
+    assert measure(run).mean_ttft_ms is None

@@ -17,13 +17,16 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from lightspec_lightllm.adapters.calibration import cost_model
+from lightspec_lightllm.adapters.calibration import FORMAT, cost_model
 from lightspec_lightllm.planner import CostModel
 
 
 def load_costs(path: Path) -> CostModel:
     """The cost model of a table that the embedded runtime stored."""
-    return cost_model(json.loads(path.read_text(encoding="utf-8")))
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    if stored["key"]["format"] != FORMAT:
+        raise SystemExit(f"{path}: expected a table of format {FORMAT}, got {stored['key']['format']}; measure it anew")
+    return cost_model(stored)
 
 
 def decode_rate(rounds: dict[str, list[float]], costs: CostModel) -> float:

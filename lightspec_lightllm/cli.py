@@ -84,7 +84,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs every arm on the same prompts, alternating, and prints a table; JSON and plots go to --out. "
         "Without arguments: a first look in about four minutes on two cores. For numbers to rely on, raise "
-        "--num-prompts, --max-tokens and --repetitions."
+        "--output-tokens, --max-tokens and --repetitions."
     )
     parser.epilog = (
         "With --url URL a running server is measured instead, and with --compare PATH PATH results are compared, both "
@@ -99,7 +99,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--num-prompts",
         type=int,
         metavar="N",
-        help="prompts per run (default: the requests in flight, at least 2)",
+        help="prompts per run (default: the requests in flight, at least 2; more with --output-tokens)",
     )
     add(
         "--output-tokens",

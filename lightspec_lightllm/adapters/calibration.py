@@ -67,6 +67,7 @@ class CostKey:
     threads: int
     drafter: str
     draft_steps: int
+    sizes: str
     device: str
     torch: str
 
@@ -80,6 +81,7 @@ class CostKey:
             threads=engine.num_threads,
             drafter=drafter.name,
             draft_steps=0 if drafter.kind == "free" else timed_steps(drafter)[-1],
+            sizes=_sizes(engine),
             device=f"{cpu_name()}, {os.cpu_count()} cores",
             torch=str(torch.__version__),
         )
@@ -190,6 +192,12 @@ def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
         for n, rows, context in CONTEXTS
         if fits(n, rows) and n * context <= options.num_slots and context <= engine.max_context
     ]
+
+
+def _sizes(engine: Engine) -> str:
+    """What of `_shapes` tells engines apart: a table of a smaller one says too little of a larger one."""
+    requests, rows, context = (max(sizes) for sizes in zip(*_shapes(engine), strict=True))
+    return f"up to {requests} requests, {rows} rows, {context} tokens of context"
 
 
 def timed_steps(drafter: Drafter) -> tuple[int, ...]:

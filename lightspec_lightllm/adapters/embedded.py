@@ -25,8 +25,8 @@ from lightspec_lightllm.plugins import InstalledStrategies
 class EmbeddedHost:
     """Runs rounds on an `Engine`, with a drafter or without one.
 
-    Making a host connects the engine to its drafter; one host at a time may serve an engine. Requests that run already
-    are served on; a drafter that reads hidden states has nothing to go by for them and abstains.
+    An engine is connected to the host that was made last or, of several, to the one that schedules. Requests that run
+    already are then served on; a drafter that reads hidden states has nothing to go by for them and abstains.
     """
 
     def __init__(self, engine: Engine, drafter: Drafter | None, max_draft_steps: int) -> None:
@@ -36,8 +36,14 @@ class EmbeddedHost:
         self._seqs: list[Sequence] = []
         self._drafts: dict[int, tuple[IntArray, np.ndarray[Any, np.dtype[np.float64]]]] = {}
         self._tokens = np.zeros((0, 1 + max_draft_steps), dtype=np.int64)
-        # What an earlier host computed of these, this one's drafter has not seen; a resume computes it again.
+        self._begun: set[int] = set()
+        self._connect()
+
+    def _connect(self) -> None:
+        engine, drafter = self.engine, self.drafter
+        # What another host computed of these, this one's drafter has not seen; a resume computes it again.
         self._begun = {seq.request_id for seq in (*engine.running, *engine.waiting) if seq.num_computed}
+        self._drafts.clear()
         if drafter is not None:
             for request_id in self._begun:
                 drafter.release(request_id)
@@ -67,6 +73,8 @@ class EmbeddedHost:
 
     def schedule(self) -> BatchView:
         """See `Host`."""
+        if self.engine.release_listener != self._release:
+            self._connect()
         width = self.max_draft_steps
         self._seqs = seqs = self.engine.schedule(1 + width)
         tokens = np.zeros((len(seqs), 1 + width), dtype=np.int64)

@@ -42,6 +42,7 @@ class Difference:
 
     prompt: str
     prompt_index: int
+    """Of the request, counted from 0; past the number of prompts where they began anew."""
     arm: str
     repetition: int
     position: int
@@ -91,13 +92,14 @@ class Cell:
         return runs[0].result.requests if runs else ()
 
     def _pairs(self, run: Run) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-        """(request, its tokens, those of the baseline), as far as both came where one was not waited for."""
+        """(request, its tokens, those of the baseline); where one was not waited for, the other's as far as it came."""
         found = []
         for index, (expected, request) in enumerate(zip(self.baseline(), run.result.requests, strict=False)):
             left, right = request.tokens, expected.tokens
-            if UNFINISHED in {request.finish_reason, expected.finish_reason}:
-                both = min(len(left), len(right))
-                left, right = left[:both], right[:both]
+            if expected.finish_reason == UNFINISHED:
+                left = left[: len(right)]
+            if request.finish_reason == UNFINISHED:
+                right = right[: len(left)]
             if left or right:
                 found.append((index, left, right))
         return found

@@ -15,7 +15,7 @@ class Metrics:
     duration: float
     """Seconds."""
     completed: int
-    """Requests that finished; latencies are theirs alone, tokens those of all."""
+    """Requests that finished. Tokens and latencies are also of those whose run ended before them."""
     total_input_tokens: int
     total_output_tokens: int
     request_throughput: float
@@ -58,9 +58,10 @@ class Metrics:
 
 def measure(run: RunResult) -> Metrics:
     rounds = run.rounds
-    input_tokens = sum(r.prompt_tokens for r in run.requests)
-    output_tokens = sum(len(r.tokens) for r in run.requests)
-    requests = [r for r in run.requests if r.finish_reason != UNFINISHED]
+    requests = [r for r in run.requests if r.tokens]
+    completed = sum(r.finish_reason != UNFINISHED for r in run.requests)
+    input_tokens = sum(r.prompt_tokens for r in requests)
+    output_tokens = sum(len(r.tokens) for r in requests)
     ttft = _Latency.of([r.ttft for r in requests])
     tpot = _Latency.of([(r.latency - r.ttft) / (len(r.tokens) - 1) for r in requests if len(r.tokens) > 1])
     itl = _Latency.of([gap for r in requests for gap in r.gaps])
@@ -70,10 +71,10 @@ def measure(run: RunResult) -> Metrics:
     decode_ms = sum(r.plan_ms + r.target_ms + r.draft_ms + r.commit_ms for r in rounds)
     return Metrics(
         duration=run.duration,
-        completed=len(requests),
+        completed=completed,
         total_input_tokens=input_tokens,
         total_output_tokens=output_tokens,
-        request_throughput=len(requests) / run.duration,
+        request_throughput=completed / run.duration,
         output_throughput=output_tokens / run.duration,
         total_token_throughput=(input_tokens + output_tokens) / run.duration,
         mean_ttft_ms=ttft.mean,

@@ -47,6 +47,7 @@ def to_json(experiment: Experiment, subject: Subject, peak_memory_mb: float) -> 
             "label": run.arm,
             "dataset": cell.dataset.name,
             "num_prompts": len(cell.prompts),
+            "num_requests": len(run.result.requests),
             "request_rate": "inf",
             "max_concurrency": cell.concurrency,
             "arm": run.arm,

@@ -125,7 +125,8 @@ def text_lines(experiment: Experiment) -> list[str]:
     if not compared:
         return [f"Texts: not compared (the arm {BASELINE} was not run beside another)"]
     differing = [(cell, difference) for cell in experiment.cells for difference in cell.differences()]
-    lines = [f"Texts: {compared - len(differing)} of {compared} are token for token those of the arm {BASELINE}"]
+    cut = ", as far as each came in its run" if experiment.options.output_tokens is not None else ""
+    lines = [f"Texts: {compared - len(differing)} of {compared} are token for token those of the arm {BASELINE}{cut}"]
     for cell, difference in differing[:MAX_DIFFERENCES_SHOWN]:
         gap = "not measured" if difference.gap is None else f"{difference.gap:.1e}"
         lines.append(

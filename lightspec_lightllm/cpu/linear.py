@@ -7,7 +7,6 @@ mantissa and is quick where the processor multiplies tiles of them (`has_bfloat1
 can change which token is proposed, never which is committed.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -35,16 +34,15 @@ def make_linear(weight: torch.Tensor, weights: LinearWeights) -> Linear:
 
 
 def has_bfloat16_tiles() -> bool:
-    """Whether this processor multiplies tiles of bfloat16 (Intel AMX)."""
-    probe: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return probe is not None and bool(probe())
+    """Whether this processor multiplies tiles of bfloat16 (Intel AMX), and this build of torch lets it."""
+    tiles: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    onednn: Any = torch.backends.mkldnn.is_available
+    return tiles is not None and bool(tiles()) and bool(onednn())
 
 
 def _pack_half(weight: torch.Tensor) -> Linear | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of weights that round to zero in half precision
-            packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
         kernel: Any = torch.ops.quantized.linear_dynamic_fp16
         kernel(torch.zeros(1, weight.shape[1]), packed)
     except (AttributeError, RuntimeError):

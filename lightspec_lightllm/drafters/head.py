@@ -66,7 +66,7 @@ class Backlog:
 
 
 class HeadDrafter:
-    """Drafts with a trained head. Not thread-safe; all tensors are float32 on the CPU."""
+    """Drafts with a trained head, on the CPU. Not thread-safe; states are float32, weights as `LinearWeights` says."""
 
     name = "head"
     kind: DrafterKind = "serial"
@@ -156,21 +156,13 @@ class HeadDrafter:
 
         With 0 steps the newest tokens may still be without hidden states.
         """
+        totals = [self._check(seq, steps) for seq in seqs]
         chunks: list[torch.Tensor] = []
         tokens: list[int] = []
         starts: list[int] = []
         counts: list[int] = []
-        for seq in seqs:
-            backlog = self._backlogs[seq.request_id]
-            total = backlog.start + backlog.rows
-            if steps and total + 1 != len(seq.tokens):
-                msg = (
-                    f"request {seq.request_id}: expected hidden states of all but the newest of its {len(seq.tokens)} "
-                    f"tokens, have those of {total}; call observe once for every round"
-                )
-                raise FeedbackError(msg)
-            self._cache.open(seq.request_id, total + steps)
-            start, taken = backlog.take()
+        for seq, total in zip(seqs, totals, strict=True):
+            start, taken = self._backlogs[seq.request_id].take()
             chunks += taken
             tokens += seq.tokens[start + 1 : total + 1]
             starts.append(start)
@@ -185,6 +177,19 @@ class HeadDrafter:
         self._cache.write(torch.from_numpy(positions + np.repeat(lanes, rows)), keys_values)
         last = torch.from_numpy(ends - 1)
         return Chain(hidden[last], queries[last], positions[ends - 1], lanes)
+
+    def _check(self, seq: SequenceView, steps: int) -> int:
+        """How many hidden states of a request are known; makes room for them and the steps."""
+        backlog = self._backlogs[seq.request_id]
+        total = backlog.start + backlog.rows
+        if steps and total + 1 != len(seq.tokens):
+            msg = (
+                f"request {seq.request_id}: expected hidden states of all but the newest of its {len(seq.tokens)} "
+                f"tokens, have those of {total}; call observe once for every round"
+            )
+            raise FeedbackError(msg)
+        self._cache.open(seq.request_id, total + steps)
+        return total
 
     def _chain(
         self, chain: "Chain", steps: int, request_ids: IntArray, rule: StepRule | None

@@ -5,6 +5,8 @@ its output predicts token p + 2. The hidden vector is the fusion of the target's
 been (`HeadNetwork.fuse`), and the head's own previous output where it has not yet.
 """
 
+import warnings
+
 import torch
 from torch.nn import functional
 
@@ -38,12 +40,14 @@ class HeadNetwork:
         self._hidden_norm = torch.from_numpy(weights.hidden_norm).float()
         self._ffn_norm = torch.from_numpy(weights.ffn_norm).float()
         self._output_norm = torch.from_numpy(weights.output_norm).float()
-        self._fuse = make_linear(torch.from_numpy(weights.fuse).float(), kind)
-        self._qkv = make_linear(self._pairs_together(torch.from_numpy(weights.qkv).float()), kind)
-        self._out = make_linear(torch.from_numpy(weights.out).float(), kind)
-        self._gate_up = make_linear(torch.from_numpy(weights.gate_up).float(), kind)
-        self._down = make_linear(torch.from_numpy(weights.down).float(), kind)
-        self._logits = make_linear(embedding[self.draft_vocab], kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights that round to zero in half precision
+            self._fuse = make_linear(torch.from_numpy(weights.fuse).float(), kind)
+            self._qkv = make_linear(self._pairs_together(torch.from_numpy(weights.qkv).float()), kind)
+            self._out = make_linear(torch.from_numpy(weights.out).float(), kind)
+            self._gate_up = make_linear(torch.from_numpy(weights.gate_up).float(), kind)
+            self._down = make_linear(torch.from_numpy(weights.down).float(), kind)
+            self._logits = make_linear(embedding[self.draft_vocab], kind)
         self._turns = self._rotations(FIRST_POSITIONS)
 
     def _pairs_together(self, qkv: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ KEY = CostKey(
     threads=2,
     drafter="ngram",
     draft_steps=0,
+    sizes="up to 4 requests, 64 rows, 768 tokens of context",
     device="a cpu, 2 cores",
     torch="2.13.0",
 )
@@ -482,6 +483,9 @@ def test_the_key_of_an_engine_names_what_its_times_depend_on() -> None:
     # Of a head of one step the start is not told apart, of four and of seven it is; an n-gram drafter is not measured.
     assert [CostKey.of(engine, tiny_head_drafter(engine, most)).draft_steps for most in (1, 4, 7)] == [1, 4, 4]
     assert CostKey.of(engine, NgramDrafter(max_draft_steps=7)) == key
+    smaller = CostKey.of(small_engine(max_requests=16), NgramDrafter(max_draft_steps=1))
+    assert smaller.path != key.path, "a table of few requests says nothing of many"
+    assert smaller.sizes.startswith("up to 16 requests, ")
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

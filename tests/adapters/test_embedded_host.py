@@ -253,6 +253,27 @@ def test_options_of_a_strategy_reach_its_planner(runtime: EmbeddedRuntime) -> No
     assert planner.max_draft_steps == 7
 
 
+@pytest.mark.parametrize("last", ["lightspec", "off"])
+def test_of_several_hosts_of_an_engine_the_one_that_runs_is_connected(last: str) -> None:
+    """As the arms of a benchmark take turns: whichever was made last, each drafts and captures as it would alone."""
+    engine: Engine = tiny_engine()
+    runtime = EmbeddedRuntime(engine, tiny_head_drafter(engine, 3), COSTS, 3)
+    first = "off" if last == "lightspec" else "lightspec"
+    rounds = {strategy: runtime.round(strategy if strategy == "off" else "fixed:3") for strategy in (first, last)}
+    texts = set()
+    for strategy in ("lightspec", "off", "lightspec"):
+        seq = runtime.submit(PROMPT, SamplingParams(max_tokens=12, ignore_eos=True))
+        drafted = 0
+        while seq.status != "finished":
+            record = rounds[strategy].step()
+            drafted += int(record.drafted.sum()) if record is not None else 0
+        assert (drafted > 0) == (strategy == "lightspec")
+        assert bool(engine.model.capture_layers) == (strategy == "lightspec")
+        assert runtime.drafter.backlog([seq]) == 0, "released"
+        texts.add(tuple(seq.tokens))
+    assert len(texts) == 1
+
+
 def test_without_speculation_nothing_is_captured_for_a_drafter() -> None:
     engine: Engine = tiny_engine()
     runtime = EmbeddedRuntime(engine, tiny_head_drafter(engine, 3), COSTS, 3)

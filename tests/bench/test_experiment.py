@@ -10,8 +10,9 @@ from lightspec_lightllm.bench import host
 from lightspec_lightllm.bench.cells import Cell, Run, first_difference
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.experiment import num_requests, run_experiment, schedule
+from lightspec_lightllm.bench.metrics import measure
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.bench.runner import RequestResult
+from lightspec_lightllm.bench.runner import RequestResult, RunResult
 from lightspec_lightllm.errors import ConfigError, DatasetError
 from tests.bench.fakes import FakeHost, FakeRounds
 
@@ -115,6 +116,31 @@ def test_runs_that_end_by_their_tokens_compare_texts_as_far_as_both_came(interle
         assert {(d.arm, d.position) for d in found} == {("lightspec", 2)}
         assert max(d.prompt_index for d in found) >= 30, "prompts that were asked anew are compared too"
         assert all(d.prompt == cell.prompts[d.prompt_index % 5].key for d in found)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "same"),
+    [
+        ((5, "length"), (5, "length"), True),
+        ((5, "length"), (3, "unfinished"), True),
+        ((3, "unfinished"), (5, "length"), True),
+        ((3, "unfinished"), (4, "unfinished"), True),
+        ((5, "length"), (6, "unfinished"), False),
+        ((6, "unfinished"), (5, "stop"), False),
+        ((5, "length"), (4, "stop"), False),
+    ],
+)
+def test_a_text_that_goes_on_where_the_other_ended_is_another(
+    expected: tuple[int, str], found: tuple[int, str], same: bool
+) -> None:
+    def run(arm: str, length: int, reason: str) -> Run:
+        request = RequestResult(1, tuple(range(length)), reason, 1.0, 2.0, (1.0,))
+        result = RunResult((request,), (), 2.0)
+        return Run(arm, 0, result, measure(result))
+
+    cell = Cell(CHAT, 1, CHAT.prompts[:1], [run("off", *expected), run("lightspec", *found)])
+    assert cell.compared_texts() == 1
+    assert [difference.position for difference in cell.differences()] == ([] if same else [min(expected[0], found[0])])
 
 
 def test_without_the_baseline_nothing_is_compared() -> None:

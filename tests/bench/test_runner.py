@@ -82,6 +82,22 @@ def test_a_run_that_ends_by_its_tokens_is_full_to_the_end(concurrency: int, prom
     assert not host.live, "what was given up is in the way of the next run"
 
 
+def test_requests_that_are_given_up_count_with_the_times_they_had() -> None:
+    host, ticks = FakeHost(), itertools.count()
+    run = run_closed_loop(
+        host,
+        host.rounds("off"),
+        [([1, 2], SamplingParams(max_tokens=9))],
+        concurrency=1,
+        output_tokens=4,
+        clock=lambda: float(next(ticks)),
+    )
+    metrics = measure(run)
+    assert (metrics.completed, metrics.request_throughput) == (0, 0.0)
+    assert (metrics.total_input_tokens, metrics.total_output_tokens) == (2, 4)
+    assert metrics.mean_ttft_ms == metrics.mean_tpot_ms == metrics.mean_itl_ms == pytest.approx(1000.0)
+
+
 def test_a_request_that_is_given_up_before_its_first_token_has_no_times() -> None:
     class Slow(FakeHost):
         """Never begins the second request."""
@@ -99,4 +115,5 @@ def test_a_request_that_is_given_up_before_its_first_token_has_no_times() -> Non
     assert (len(begun.tokens), len(never.tokens)) == (4, 0)
     assert math.isnan(never.ttft)
     assert math.isnan(never.latency)
-    assert measure(run).mean_ttft_ms is None
+    assert measure(run).mean_ttft_ms == pytest.approx(1e3 * begun.ttft)
+    assert measure(run).total_input_tokens == begun.prompt_tokens

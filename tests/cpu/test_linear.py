@@ -40,3 +40,8 @@ def test_a_torch_that_cannot_say_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -
     assert has_bfloat16_tiles() in {True, False}
     monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
     assert has_bfloat16_tiles() is False
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert has_bfloat16_tiles() is False
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert has_bfloat16_tiles() is True

@@ -232,6 +232,16 @@ def test_a_missing_round_is_reported(head: TinyHead) -> None:
         drafts.propose([request], 1)
 
 
+def test_a_round_that_was_missed_by_one_request_costs_the_others_nothing(head: TinyHead) -> None:
+    good, bad = FakeRequest(1, [1, 2, 3, 9, 4]), FakeRequest(2, [1, 2, 3])
+    drafts = fed(head, good, bad)
+    bad.tokens.append(4)
+    with pytest.raises(FeedbackError, match="request 2"):
+        drafts.propose([good, bad], 1)
+    assert drafts.backlog([good]) == 4
+    assert_same(drafts.propose([good], STEPS), fed(head, good).propose([good], STEPS))
+
+
 def test_a_missing_prompt_chunk_is_reported(head: TinyHead) -> None:
     request = FakeRequest(1, list(range(9)))
     with pytest.raises(FeedbackError, match="from position 0 on, got a prompt chunk that starts at 4"):

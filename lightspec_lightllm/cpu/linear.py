@@ -3,8 +3,9 @@
 ``float16`` and ``float32`` take activations as they are. They give a row the same result, up to float rounding,
 whatever other rows are in its batch, so a target may use them: speculation changes no text. Dynamic int8 kernels do
 not: they scale activations over the whole batch, so they are not offered. ``bfloat16`` rounds activations to 8 bits of
-mantissa and is quick where the processor multiplies tiles of them (`has_bfloat16_tiles`): for drafters, whose rounding
-can change which token is proposed, never which is committed.
+mantissa, and so makes rounding differences of what it is given visible; it is quick where the processor multiplies
+tiles of it (`has_bfloat16_tiles`). It is for drafters, whose rounding can change which token is proposed, never which
+is committed.
 """
 
 from collections.abc import Callable
@@ -55,10 +56,20 @@ def _pack_single(weight: torch.Tensor) -> Linear | None:
 
 
 def _pack_bfloat(weight: torch.Tensor) -> Linear | None:
+    """Always `_PACK_ROWS` rows at a time: the kernel sums in another order for another number of rows, and a sum that is
+    rounded to 8 bits would tell. So a row's product depends on that row alone."""
     product = _pack_onednn(weight.bfloat16())
     if product is None:
         return None
-    return lambda x: product(x.bfloat16()).float()
+
+    def by_rows(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        padded = torch.zeros(-(-rows // _PACK_ROWS) * _PACK_ROWS, x.shape[1], dtype=torch.bfloat16)
+        padded[:rows] = x
+        parts = [product(part) for part in padded.split(_PACK_ROWS)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows].float()
+
+    return by_rows
 
 
 def _pack_onednn(weight: torch.Tensor) -> Linear | None:

@@ -60,13 +60,17 @@ def sampled_texts() -> list[list[int]]:
 
 
 def tiny_head_drafter(engine: Engine, max_draft_steps: int) -> HeadDrafter:
-    """A head of random weights: it guesses badly, but through all of the real head's state."""
+    """A head of random weights: it guesses badly, but through all of the real head's state.
+
+    Its weights are float16 on any machine: what reaches it of a float32 target is the same up to rounding only, and
+    bfloat16 would make that visible.
+    """
     torch.manual_seed(0)
     config = engine.model.config
     geometry = HeadGeometry("tiny", (0, 1, 2), config.num_heads, config.num_kv_heads, 1e4, 1e-5)
     module = DraftHead(geometry, HeadShape(config.hidden_size, 40, config.head_dim))
     weights = module.export(torch.arange(0, config.vocab_size))
-    return HeadDrafter(engine.model.embedding, weights, max_draft_steps=max_draft_steps)
+    return HeadDrafter(engine.model.embedding, weights, max_draft_steps=max_draft_steps, weight_kind="float16")
 
 
 def drafters(engine: Engine, name: str, max_draft_steps: int, texts: list[list[int]]) -> Drafter:

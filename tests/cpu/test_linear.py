@@ -45,3 +45,16 @@ def test_a_torch_that_cannot_say_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -
     assert has_bfloat16_tiles() is False
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert has_bfloat16_tiles() is True
+
+
+def test_a_bfloat16_product_depends_on_its_row_alone() -> None:
+    """Bit for bit, whatever other rows there are and however many: sums that are rounded to 8 bits would tell."""
+    torch.manual_seed(0)
+    product = linear._pack_bfloat(torch.randn(72, 40))
+    if product is None:
+        pytest.skip("this torch has no oneDNN")
+    x = torch.randn(100, 40)
+    whole = product(x)
+    for rows in (1, 2, 15, 16, 17, 33, 64):
+        chosen = torch.randperm(100)[:rows]
+        assert torch.equal(product(x[chosen]), whole[chosen])

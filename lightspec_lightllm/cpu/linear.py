@@ -56,8 +56,10 @@ def _pack_single(weight: torch.Tensor) -> Linear | None:
 
 
 def _pack_bfloat(weight: torch.Tensor) -> Linear | None:
-    """Always `_PACK_ROWS` rows at a time: the kernel sums in another order for another number of rows, and a sum that is
-    rounded to 8 bits would tell. So a row's product depends on that row alone."""
+    """Always `_PACK_ROWS` rows at a time, so that a row's product depends on that row alone.
+
+    For another number of rows the kernel sums in another order, and a sum that is rounded to 8 bits would tell.
+    """
     product = _pack_onednn(weight.bfloat16())
     if product is None:
         return None
@@ -66,7 +68,7 @@ def _pack_bfloat(weight: torch.Tensor) -> Linear | None:
         rows = x.shape[0]
         padded = torch.zeros(-(-rows // _PACK_ROWS) * _PACK_ROWS, x.shape[1], dtype=torch.bfloat16)
         padded[:rows] = x
-        parts = [product(part) for part in padded.split(_PACK_ROWS)]
+        parts = [product(padded[first : first + _PACK_ROWS]) for first in range(0, len(padded), _PACK_ROWS)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows].float()
 
     return by_rows

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from lightspec_lightllm.cpu.linear import LinearWeights, make_linear
+from lightspec_lightllm.cpu.rotary import rotations
 from lightspec_lightllm.drafters.checkpoint import HeadWeights
 from lightspec_lightllm.errors import ModelError
 
@@ -48,19 +49,13 @@ class HeadNetwork:
             self._gate_up = make_linear(torch.from_numpy(weights.gate_up).float(), kind)
             self._down = make_linear(torch.from_numpy(weights.down).float(), kind)
             self._logits = make_linear(embedding[self.draft_vocab], kind)
-        self._turns = self._rotations(FIRST_POSITIONS)
+        self._turns = rotations(self.head_dim, geometry.rope_theta, FIRST_POSITIONS)
 
     def _pairs_together(self, qkv: torch.Tensor) -> torch.Tensor:
         """Rotary pairs of queries and keys side by side: turning one is a complex product, and scores stay the same."""
         turned = (self.geometry.num_heads + self.geometry.num_kv_heads) * self.head_dim
         halves = qkv[:turned].view(-1, 2, self.head_dim // 2, qkv.shape[1])
         return torch.cat([halves.transpose(1, 2).reshape(turned, -1), qkv[turned:]])
-
-    def _rotations(self, positions: int) -> torch.Tensor:
-        """complex64 [positions, 1, E / 2]."""
-        half = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
-        angles = torch.outer(torch.arange(positions, dtype=torch.float32), 1.0 / self.geometry.rope_theta**half)
-        return torch.polar(torch.ones_like(angles), angles)[:, None]
 
     def fuse(self, streams: torch.Tensor) -> torch.Tensor:
         """Captured streams ``[R, C * D]`` -> hidden input ``[R, D]``; each stream is brought to unit scale first.
@@ -85,9 +80,9 @@ class HeadNetwork:
         heads = self._qkv(pair).view(len(tokens), -1, self.head_dim)
         highest = int(positions.max())
         if highest >= len(self._turns):
-            self._turns = self._rotations(2 * highest)
+            self._turns = rotations(self.head_dim, self.geometry.rope_theta, 2 * highest)
         pairs = heads[:, :turned].view(len(tokens), turned, self.head_dim // 2, 2)
-        torch.view_as_complex(pairs).mul_(self._turns.index_select(0, positions))
+        torch.view_as_complex(pairs).mul_(self._turns.index_select(0, positions)[:, None])
         return heads[:, :queries], heads[:, queries:]
 
     def layer(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:

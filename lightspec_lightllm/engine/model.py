@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from lightspec_lightllm.cpu.linear import Linear, make_linear
+from lightspec_lightllm.cpu.rotary import rotations
 from lightspec_lightllm.cpu.row_attention import row_kernel
 from lightspec_lightllm.engine.attention import AttentionPlan, attend
 from lightspec_lightllm.engine.checkpoint import ModelConfig
@@ -89,7 +90,7 @@ class Model:
             row_kernel(config.head_dim)  # compiled meanwhile
             self._layers = list(layers)
             self._head = head.result()
-        self._frequencies = _rotary_frequencies(config, config.max_positions)
+        self._frequencies = rotations(config.head_dim, config.rope_base, config.max_positions)
 
     @property
     def capture_layers(self) -> tuple[int, ...]:
@@ -150,11 +151,5 @@ class Model:
         """Rotation of every row: complex [rows, 1, head_dim / 2]. Positions past the model's limit get theirs too."""
         highest = int(positions.max())
         if highest >= self._frequencies.shape[0]:
-            self._frequencies = _rotary_frequencies(self.config, highest + 1)
+            self._frequencies = rotations(self.config.head_dim, self.config.rope_base, highest + 1)
         return self._frequencies.index_select(0, positions).unsqueeze(1)
-
-
-def _rotary_frequencies(config: ModelConfig, num_positions: int) -> torch.Tensor:
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), 1.0 / config.rope_base**exponents)
-    return torch.polar(torch.ones_like(angles), angles)

@@ -15,7 +15,7 @@ from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.interleaved import run_interleaved
 from lightspec_lightllm.bench.metrics import measure
 from lightspec_lightllm.bench.options import BenchOptions
-from lightspec_lightllm.bench.runner import RequestResult, RunResult, Server, Stepper, run_closed_loop
+from lightspec_lightllm.bench.runner import ClosedLoop, RequestResult, RunResult, Server, Stepper
 from lightspec_lightllm.engine.options import SamplingParams
 from lightspec_lightllm.errors import DatasetError
 
@@ -101,7 +101,7 @@ def warm_up(host: Host, prompt: list[int]) -> None:
     """One short answer that is not measured: the first forward of a shape prepares kernels and takes several times as
     long as the next."""
     params = SamplingParams(max_tokens=max(1, min(4, host.max_context - len(prompt))))
-    run_closed_loop(host, host.rounds(BASELINE), [(prompt, params)], concurrency=1)
+    ClosedLoop([(prompt, params)], concurrency=1).run(host, host.rounds(BASELINE))
 
 
 def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOptions, progress: Progress) -> None:
@@ -117,6 +117,7 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         )
         for index, tokens in enumerate(prompts)
     ]
+    loop = ClosedLoop(requests, cell.concurrency, options.output_tokens, progress.request_finished)
     if options.interleave:
         gc.collect()  # engines and hosts refer to each other: those of the last cell hold their caches until now
     hosts = {arm: host.beside() if options.interleave else host for arm in options.arms}
@@ -131,27 +132,13 @@ def run_cell(host: Host, cell: Cell, prompts: list[list[int]], options: BenchOpt
         for repetition, arms in turns(options.arms, options.repetitions):
             progress.run_started(cell, " ".join(arms), repetition)
             lanes = [(hosts[arm], rounds[arm]) for arm in arms]
-            results = run_interleaved(
-                lanes,
-                requests,
-                concurrency=cell.concurrency,
-                output_tokens=options.output_tokens,
-                on_finish=progress.request_finished,
-            )
+            results = run_interleaved(lanes, loop)
             for arm, result in zip(arms, results, strict=True):
                 finished(arm, repetition, result)
     else:
         for repetition, arm in schedule(options.arms, options.repetitions):
             progress.run_started(cell, arm, repetition)
-            result = run_closed_loop(
-                host,
-                rounds[arm],
-                requests,
-                concurrency=cell.concurrency,
-                output_tokens=options.output_tokens,
-                on_finish=progress.request_finished,
-            )
-            finished(arm, repetition, result)
+            finished(arm, repetition, loop.run(host, rounds[arm]))
     if options.temperature == 0.0:
         measure_gaps(host, cell, prompts)
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from lightspec_lightllm.bench.runner import RequestResult, RunResult, Server, Stepper, closed_loop
-from lightspec_lightllm.engine.options import SamplingParams
+from lightspec_lightllm.bench.runner import ClosedLoop, RunResult, Server, Stepper
 
 TURN_SECONDS = 0.5
 """A turn ends with the round that reaches this."""
@@ -38,7 +37,7 @@ class StopWatch:
 
 @dataclass
 class _Lane:
-    loop: Generator[int, None, RunResult]
+    steps: Generator[int, None, RunResult]
     watch: StopWatch
     tokens: int = 0
     result: RunResult | None = None
@@ -48,7 +47,7 @@ class _Lane:
         began = self.watch()
         try:
             while self.watch() - began < TURN_SECONDS:
-                self.tokens = next(self.loop)
+                self.tokens = next(self.steps)
         except StopIteration as end:
             self.result = end.value
         finally:
@@ -56,28 +55,13 @@ class _Lane:
 
 
 def run_interleaved(
-    arms: Sequence[tuple[Server, Stepper]],
-    prompts: Sequence[tuple[list[int], SamplingParams]],
-    *,
-    concurrency: int,
-    output_tokens: int | None = None,
-    on_finish: Callable[[RequestResult], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
+    arms: Sequence[tuple[Server, Stepper]], loop: ClosedLoop, clock: Callable[[], float] = time.perf_counter
 ) -> list[RunResult]:
-    """`run_closed_loop` of several arms on the same prompts; the times of each are those of its own turns."""
+    """`ClosedLoop.run` of several arms on the same prompts; the times of each are those of its own turns."""
     lanes = []
     for server, rounds in arms:
         watch = StopWatch(clock)
-        loop = closed_loop(
-            server,
-            rounds,
-            prompts,
-            concurrency=concurrency,
-            output_tokens=output_tokens,
-            on_finish=on_finish,
-            clock=watch,
-        )
-        lanes.append(_Lane(loop, watch))
+        lanes.append(_Lane(loop.steps(server, rounds, watch), watch))
     while going := [lane for lane in lanes if lane.result is None]:
         min(going, key=lambda lane: lane.tokens).turn()
     return [lane.result for lane in lanes if lane.result is not None]

@@ -121,78 +121,66 @@ class _InFlight:
         )
 
 
-def run_closed_loop(
-    server: Server,
-    rounds: Stepper,
-    prompts: Sequence[tuple[list[int], SamplingParams]],
-    *,
-    concurrency: int,
-    output_tokens: int | None = None,
-    on_finish: Callable[[RequestResult], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RunResult:
-    """Keeps ``concurrency`` requests in flight until every prompt is answered; a finished one is replaced at once.
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Keeps requests in flight until every prompt is answered; a finished one is replaced at once.
 
-    With ``output_tokens`` until so many tokens were generated: prompts begin anew where they run out, so that the loop
-    is full to the end, and what has not finished then is given up.
+    Attributes:
+        prompts: token ids and how they are answered.
+        concurrency: requests in flight.
+        output_tokens: with it the loop goes on until so many tokens were generated: prompts begin anew where they run
+            out, so that it is full to the end, and what has not finished then is given up.
+        on_finish: hears each finished request.
     """
-    loop = closed_loop(
-        server,
-        rounds,
-        prompts,
-        concurrency=concurrency,
-        output_tokens=output_tokens,
-        on_finish=on_finish,
-        clock=clock,
-    )
-    while True:
-        try:
-            next(loop)
-        except StopIteration as end:
-            return cast(RunResult, end.value)
 
+    prompts: Sequence[tuple[list[int], SamplingParams]]
+    concurrency: int
+    output_tokens: int | None = None
+    on_finish: Callable[[RequestResult], None] = lambda _: None
 
-def closed_loop(
-    server: Server,
-    rounds: Stepper,
-    prompts: Sequence[tuple[list[int], SamplingParams]],
-    *,
-    concurrency: int,
-    output_tokens: int | None = None,
-    on_finish: Callable[[RequestResult], None] = lambda _: None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Generator[int, None, RunResult]:
-    """`run_closed_loop` one round at a time: yields how many tokens were generated so far, returns the result."""
-    began = clock()
-    pending = iter(enumerate(prompts if output_tokens is None else itertools.cycle(prompts)))
-    live: list[_InFlight] = []
-    results: dict[int, RequestResult] = {}
-    traces: list[RoundTrace] = []
-    generated = 0
-    while output_tokens is None or generated < output_tokens:
-        for index, (tokens, params) in itertools.islice(pending, concurrency - len(live)):
-            live.append(_InFlight(index, server.submit(tokens, params), clock()))
-        if not live:
-            break
-        record = rounds.step()
-        now = clock()
-        if record is not None:
-            traces.append(trace_of(record, now - began))
+    def run(self, server: Server, rounds: Stepper, clock: Callable[[], float] = time.perf_counter) -> RunResult:
+        """The whole loop on one server."""
+        steps = self.steps(server, rounds, clock)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(RunResult, end.value)
+
+    def steps(self, server: Server, rounds: Stepper, clock: Callable[[], float]) -> Generator[int, None, RunResult]:
+        """`run` one round at a time: yields how many tokens were generated so far, returns the result."""
+        began = clock()
+        pending = iter(enumerate(self.prompts if self.output_tokens is None else itertools.cycle(self.prompts)))
+        live: list[_InFlight] = []
+        results: dict[int, RequestResult] = {}
+        traces: list[RoundTrace] = []
+        generated = 0
+        while self.output_tokens is None or generated < self.output_tokens:
+            for index, (tokens, params) in itertools.islice(pending, self.concurrency - len(live)):
+                live.append(_InFlight(index, server.submit(tokens, params), clock()))
+            if not live:
+                break
+            record = rounds.step()
+            now = clock()
+            if record is not None:
+                traces.append(trace_of(record, now - began))
+            for flight in live:
+                flight.note(now)
+                if flight.request.finish_reason is not None:
+                    results[flight.index] = flight.result()
+                    self.on_finish(results[flight.index])
+            live = [flight for flight in live if flight.index not in results]
+            generated = sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
+            yield generated
+        duration = clock() - began
         for flight in live:
-            flight.note(now)
-            if flight.request.finish_reason is not None:
-                results[flight.index] = flight.result()
-                on_finish(results[flight.index])
-        live = [flight for flight in live if flight.index not in results]
-        generated = sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
-        yield generated
-    duration = clock() - began
-    for flight in live:
-        results[flight.index] = flight.result()
-        server.cancel(flight.request.request_id)
-    if live:
-        rounds.step()  # in which they are given up
-    return RunResult(tuple(results[i] for i in range(len(results))), tuple(traces), duration, rounds.counters.fallback)
+            results[flight.index] = flight.result()
+            server.cancel(flight.request.request_id)
+        if live:
+            rounds.step()  # in which they are given up
+        return RunResult(
+            tuple(results[i] for i in range(len(results))), tuple(traces), duration, rounds.counters.fallback
+        )
 
 
 def trace_of(record: RoundRecord, at: float) -> RoundTrace:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightspec_lightllm.bench.interleaved import TURN_SECONDS, StopWatch, run_interleaved
+from lightspec_lightllm.bench.runner import ClosedLoop
 from lightspec_lightllm.engine.options import SamplingParams
 from tests.bench.fakes import FakeHost, FakeRounds
 
@@ -69,7 +70,7 @@ def test_each_arm_is_charged_its_own_rounds_alone_and_all_progress_together() ->
     clock = Clock()
     log: list[str] = []
     arms = [slow("off", 1, clock, always(0.2), log), slow("lightspec", 2, clock, always(0.3), log)]
-    results = run_interleaved(arms, PROMPTS, concurrency=2, clock=clock)
+    results = run_interleaved(arms, ClosedLoop(PROMPTS, concurrency=2), clock)
     assert results[0].duration == pytest.approx(40 * 0.2)
     assert results[1].duration == pytest.approx(20 * 0.3)
     assert [request.tokens for request in results[0].requests] == [request.tokens for request in results[1].requests]
@@ -92,5 +93,5 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio_of_arms_by_much(speed
 
     arms = [slow("off", 1, clock, rounds(1.0), log), slow("fixed:3", 1, clock, rounds(ratio), log)]
     prompts = [([1, 2, 3], SamplingParams(max_tokens=120))]
-    quick, late = run_interleaved(arms, prompts, concurrency=1, clock=clock)
+    quick, late = run_interleaved(arms, ClosedLoop(prompts, concurrency=1), clock)
     assert late.duration / quick.duration == pytest.approx(ratio, rel=0.12)

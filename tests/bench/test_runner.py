@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lightspec_lightllm.bench.metrics import measure
-from lightspec_lightllm.bench.runner import UNFINISHED, RequestResult, run_closed_loop
+from lightspec_lightllm.bench.runner import UNFINISHED, ClosedLoop, RequestResult
 from lightspec_lightllm.engine.options import SamplingParams
 from tests.bench.fakes import FakeHost, FakeRequest
 
@@ -16,7 +16,7 @@ def test_as_many_requests_as_asked_are_in_flight_until_the_prompts_run_out(concu
     host = FakeHost()
     requests = [([index], SamplingParams(max_tokens=5 + index % 3)) for index in range(prompts)]
     finished: list[RequestResult] = []
-    run = run_closed_loop(host, host.rounds("off"), requests, concurrency=concurrency, on_finish=finished.append)
+    run = ClosedLoop(requests, concurrency, on_finish=finished.append).run(host, host.rounds("off"))
     assert host.most_in_flight == min(concurrency, prompts)
     assert len(finished) == len(run.requests) == prompts
     assert [len(result.tokens) for result in run.requests] == [5 + index % 3 for index in range(prompts)]
@@ -25,7 +25,7 @@ def test_as_many_requests_as_asked_are_in_flight_until_the_prompts_run_out(concu
 def test_times_are_taken_when_tokens_arrive() -> None:
     host, ticks = FakeHost(), itertools.count()
     requests = [([1], SamplingParams(max_tokens=7))]
-    run = run_closed_loop(host, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks)))
+    run = ClosedLoop(requests, 1).run(host, host.rounds("lightspec"), lambda: float(next(ticks)))
     # Readings: begin, submit, then one after each of the three rounds of 3, 3 and 1 tokens, and the end.
     (result,) = run.requests
     assert (result.ttft, result.latency, result.gaps) == (1.0, 3.0, (1.0, 1.0))
@@ -36,7 +36,7 @@ def test_times_are_taken_when_tokens_arrive() -> None:
 def test_metrics_follow_their_definitions() -> None:
     host, ticks = FakeHost(), itertools.count()
     requests = [([1, 2], SamplingParams(max_tokens=7))]
-    run = run_closed_loop(host, host.rounds("lightspec"), requests, concurrency=1, clock=lambda: float(next(ticks)))
+    run = ClosedLoop(requests, 1).run(host, host.rounds("lightspec"), lambda: float(next(ticks)))
     metrics = measure(run)
     assert metrics.completed == 1
     assert (metrics.total_input_tokens, metrics.total_output_tokens) == (2, 7)
@@ -53,7 +53,7 @@ def test_metrics_follow_their_definitions() -> None:
 
 def test_what_never_happened_has_no_number() -> None:
     host = FakeHost()
-    metrics = measure(run_closed_loop(host, host.rounds("off"), [([1], SamplingParams(max_tokens=1))], concurrency=1))
+    metrics = measure(ClosedLoop([([1], SamplingParams(max_tokens=1))], 1).run(host, host.rounds("off")))
     assert metrics.median_tpot_ms is None
     assert metrics.mean_itl_ms is None
     assert metrics.accepted_per_verified is None
@@ -65,9 +65,7 @@ def test_a_run_that_ends_by_its_tokens_is_full_to_the_end(concurrency: int, prom
     host = FakeHost()
     requests = [([index], SamplingParams(max_tokens=5 + index % 3)) for index in range(prompts)]
     finished: list[RequestResult] = []
-    run = run_closed_loop(
-        host, host.rounds("off"), requests, concurrency=concurrency, output_tokens=tokens, on_finish=finished.append
-    )
+    run = ClosedLoop(requests, concurrency, tokens, finished.append).run(host, host.rounds("off"))
     assert all(trace.num_requests == concurrency for trace in run.rounds)
     generated = [len(result.tokens) for result in run.requests]
     assert tokens <= sum(generated) < tokens + concurrency
@@ -84,13 +82,8 @@ def test_a_run_that_ends_by_its_tokens_is_full_to_the_end(concurrency: int, prom
 
 def test_requests_that_are_given_up_count_with_the_times_they_had() -> None:
     host, ticks = FakeHost(), itertools.count()
-    run = run_closed_loop(
-        host,
-        host.rounds("off"),
-        [([1, 2], SamplingParams(max_tokens=9))],
-        concurrency=1,
-        output_tokens=4,
-        clock=lambda: float(next(ticks)),
+    run = ClosedLoop([([1, 2], SamplingParams(max_tokens=9))], 1, output_tokens=4).run(
+        host, host.rounds("off"), lambda: float(next(ticks))
     )
     metrics = measure(run)
     assert (metrics.completed, metrics.request_throughput) == (0, 0.0)
@@ -110,7 +103,7 @@ def test_a_request_that_is_given_up_before_its_first_token_has_no_times() -> Non
 
     host = Slow()
     requests = [([index], SamplingParams(max_tokens=9)) for index in range(2)]
-    run = run_closed_loop(host, host.rounds("off"), requests, concurrency=2, output_tokens=4)
+    run = ClosedLoop(requests, 2, output_tokens=4).run(host, host.rounds("off"))
     begun, never = run.requests
     assert (len(begun.tokens), len(never.tokens)) == (4, 0)
     assert math.isnan(never.ttft)

@@ -17,7 +17,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from lightspec_lightllm.adapters.calibration import FORMAT, cost_model
+from lightspec_lightllm.adapters.cost_cache import FORMAT, cost_model
 from lightspec_lightllm.planner import CostModel
 
 

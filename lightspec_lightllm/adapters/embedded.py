@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightspec_lightllm.adapters.calibration import load_or_measure
+from lightspec_lightllm.adapters.cost_cache import load_or_measure
 from lightspec_lightllm.config import Config
 from lightspec_lightllm.decode import Round, Verdict, accept_lengths
 from lightspec_lightllm.decode.host import IntArray, StepRule

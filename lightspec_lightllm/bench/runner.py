@@ -154,7 +154,7 @@ class ClosedLoop:
         live: list[_InFlight] = []
         results: dict[int, RequestResult] = {}
         traces: list[RoundTrace] = []
-        generated = 0
+        generated = answered = 0
         while self.output_tokens is None or generated < self.output_tokens:
             for index, (tokens, params) in itertools.islice(pending, self.concurrency - len(live)):
                 live.append(_InFlight(index, server.submit(tokens, params), clock()))
@@ -168,9 +168,10 @@ class ClosedLoop:
                 flight.note(now)
                 if flight.request.finish_reason is not None:
                     results[flight.index] = flight.result()
+                    answered += len(results[flight.index].tokens)
                     self.on_finish(results[flight.index])
             live = [flight for flight in live if flight.index not in results]
-            generated = sum(len(result.tokens) for result in results.values()) + sum(flight.seen for flight in live)
+            generated = answered + sum(flight.seen for flight in live)
             yield generated
         duration = clock() - began
         for flight in live:

@@ -1,13 +1,13 @@
-"""Two drafters in one: prompt lookup where the text repeats itself for long enough, the head everywhere else."""
+"""Two drafters in one: prompt lookup where it is likely to be right, the head everywhere else."""
 
 from collections.abc import Sequence
 
 from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView, StepRule
 from lightspec_lightllm.drafters.head import HeadDrafter
-from lightspec_lightllm.drafters.ngram import NgramDrafter, confidences, continuation
+from lightspec_lightllm.drafters.ngram import NgramDrafter
 
-MIN_MATCH = 3
-"""Suffix length from which a looked-up continuation is right more often than the head."""
+MIN_CONFIDENCE = 0.7
+"""A looked-up continuation whose first draft is as likely as this is right more often than the head."""
 
 
 class HybridDrafter:
@@ -16,13 +16,13 @@ class HybridDrafter:
     name = "hybrid"
     kind: DrafterKind = "serial"
 
-    def __init__(self, ngram: NgramDrafter, head: HeadDrafter, *, min_match: int = MIN_MATCH) -> None:
-        """``min_match``: the shortest suffix for which the n-gram drafter is believed."""
+    def __init__(self, ngram: NgramDrafter, head: HeadDrafter, *, min_confidence: float = MIN_CONFIDENCE) -> None:
+        """``min_confidence``: of a looked-up first draft, in 0..1, from which on the n-gram drafter is believed."""
         self.max_draft_steps = min(ngram.max_draft_steps, head.max_draft_steps)
         self.capture_layers = head.capture_layers
         self._ngram = ngram
         self._head = head
-        self._min_match = min_match
+        self._min_confidence = min_confidence
 
     def prefill(self, seq: SequenceView, start: int, hidden: Hidden) -> None:
         """See `Drafter.prefill`."""
@@ -37,11 +37,11 @@ class HybridDrafter:
         proposals = Proposals.empty(len(seqs), steps)
         rest: list[int] = []
         for row, seq in enumerate(seqs):
-            match = self._ngram.match(seq)
-            if match is None or match.length < self._min_match:
+            found = self._ngram.lookup(seq, steps)
+            if found is None or found.confidence[0] < self._min_confidence:
                 rest.append(row)
             else:
-                proposals.put(row, continuation(seq.tokens, match.start, steps), confidences(match.length, steps))
+                proposals.put(row, found.tokens, found.confidence)
         if rest:
             drafted = self._head.propose([seqs[row] for row in rest], steps, rule)
             proposals.tokens[rest] = drafted.tokens
@@ -50,7 +50,7 @@ class HybridDrafter:
         return proposals
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
-        """See `Drafter.backlog`; an upper bound, as requests with a long match are not caught up."""
+        """See `Drafter.backlog`; an upper bound, as requests with a likely lookup are not caught up."""
         return self._head.backlog(seqs)
 
     def release(self, request_id: int) -> None:

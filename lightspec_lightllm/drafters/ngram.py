@@ -1,9 +1,11 @@
 """Prompt lookup: the text that followed the last occurrence of the current suffix is the draft.
 
-No weights and no forward. The index of a request maps every n-gram to the place right after its latest occurrence, so a
-proposal costs a few dictionary look-ups and a copy, however long the context is.
+No weights and no forward. The index of a request maps every n-gram to the place right after its latest occurrence, and
+counts what followed each token and pair of tokens; so a proposal costs a few dictionary look-ups per draft, however
+long the context is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +42,18 @@ Measured on 250 answers of the default model to code, maths and chat prompts (`b
 A draft that is accepted makes the match one longer, so the value for length L + j - 1 is that of draft j.
 """
 
+_HIT_ODDS = [math.log(rate / (1.0 - rate)) for rate in HIT_RATES]
+
+BASE, OF_MATCH, OF_SHARE, OF_UNANIMITY = -0.3, 0.8, 0.4, 0.8
+"""Weights of a draft's log-odds, see `NgramIndex.confidences`.
+
+By logistic regression on the drafts of 583 answers of the default model, 2.4e5 drafts all before which were right; on
+120 other answers the mean log-loss is 0.328, and 0.369 by the length of the match alone.
+"""
+
+HALF = 0.4
+"""Added to how often a token followed and to how often it did not, so that a single time does not make it sure."""
+
 
 @dataclass(frozen=True)
 class Match:
@@ -52,9 +66,33 @@ class Match:
     start: int
 
 
+@dataclass(slots=True)
+class Followers:
+    """How often each token followed one or two others."""
+
+    total: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, token: int) -> None:
+        self.total += 1
+        self.counts[token] = self.counts.get(token, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What was found for one request.
+
+    tokens       the drafts
+    confidence   P(draft j is right | the drafts before it are)
+    """
+
+    tokens: list[int]
+    confidence: list[float]
+
+
 @dataclass
 class NgramIndex:
-    """Where each n-gram of one request last occurred, for n = ``min_match..max_match``.
+    """Where each n-gram of one request last occurred, for n = ``min_match..max_match``; what followed tokens and pairs.
 
     An n-gram enters once a token follows it, so the current suffix never finds itself.
     """
@@ -64,12 +102,16 @@ class NgramIndex:
     num_indexed: int = 0
     """n-grams that end before this index are in."""
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
+    followers: dict[tuple[int, ...], Followers] = field(default_factory=dict)
+    """By token and by pair."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index what was committed since the last call: O(new tokens)."""
         for end in range(self.num_indexed + 1, len(tokens)):
             for n in range(self.min_match, min(self.max_match, end) + 1):
                 self.after[tuple(tokens[end - n : end])] = end
+            for n in range(1, min(2, end) + 1):
+                self.followers.setdefault(tuple(tokens[end - n : end]), Followers()).add(tokens[end])
         self.num_indexed = max(self.num_indexed, len(tokens) - 1)
 
     def longest(self, tokens: Sequence[int]) -> Match | None:
@@ -80,6 +122,31 @@ class NgramIndex:
             if start is not None:
                 return Match(_agreement(tokens, start, n), start)
         return None
+
+    def confidences(self, tokens: Sequence[int], draft: Sequence[int], match_length: int) -> list[float]:
+        """P(draft j is right | the drafts before it are) for each of a ``draft`` after a match of this length.
+
+        A looked-up token is the likelier the longer the match is, the larger its share was of what followed the token
+        before it, and the pair before it, in this text; the more so if nothing else ever followed the pair::
+
+            log-odds = BASE + OF_MATCH odds(hit rate of the match's length)
+                     + OF_SHARE (odds(share after the token) + odds(share after the pair))
+                     + OF_UNANIMITY log(n) if all n that followed the pair are this token
+        """
+        text = [*tokens[-2:], *draft]
+        first = len(text) - len(draft)
+        found = []
+        for step, token in enumerate(draft):
+            odds = BASE + OF_MATCH * _HIT_ODDS[min(match_length + step, MAX_COUNTED) - 1]
+            for n in range(1, min(2, first + step) + 1):
+                followers = self.followers.get(tuple(text[first + step - n : first + step]))
+                if followers is not None:
+                    same = followers.counts.get(token, 0)
+                    odds += OF_SHARE * math.log((same + HALF) / (followers.total - same + HALF))
+                    if n == 2 and same == followers.total:
+                        odds += OF_UNANIMITY * math.log(same)
+            found.append(1.0 / (1.0 + math.exp(-odds)))
+        return found
 
 
 def _agreement(tokens: Sequence[int], start: int, length: int) -> int:
@@ -116,13 +183,17 @@ class NgramDrafter:
     def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
         """Nothing to do: committed tokens are indexed when the request next proposes."""
 
-    def match(self, seq: SequenceView) -> Match | None:
-        """Bring the request's index up to date and look its suffix up."""
+    def lookup(self, seq: SequenceView, steps: int) -> Lookup | None:
+        """``steps`` drafts for a request whose suffix occurred before, else None; brings its index up to date."""
         index = self._indexes.get(seq.request_id)
         if index is None:
             index = self._indexes[seq.request_id] = NgramIndex(self._min_match, self._max_match)
         index.extend(seq.tokens)
-        return index.longest(seq.tokens)
+        match = index.longest(seq.tokens)
+        if match is None:
+            return None
+        draft = continuation(seq.tokens, match.start, steps)
+        return Lookup(draft, index.confidences(seq.tokens, draft, match.length))
 
     def propose(
         self,
@@ -133,9 +204,9 @@ class NgramDrafter:
         """See `Drafter.propose`; a request with a match always gets all ``steps``."""
         proposals = Proposals.empty(len(seqs), steps)
         for row, seq in enumerate(seqs):
-            match = self.match(seq)
-            if match is not None:
-                proposals.put(row, continuation(seq.tokens, match.start, steps), confidences(match.length, steps))
+            found = self.lookup(seq, steps)
+            if found is not None:
+                proposals.put(row, found.tokens, found.confidence)
         return proposals
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:  # noqa: ARG002 - the protocol's signature
@@ -157,8 +228,3 @@ def continuation(tokens: Sequence[int], start: int, steps: int) -> list[int]:
     for index in range(start, start + steps):
         draft.append(tokens[index] if index < total else draft[index - total])
     return draft
-
-
-def confidences(match_length: int, steps: int) -> list[float]:
-    """P(draft j is right | the drafts before it are) for j = 1..steps after a match of this length."""
-    return [HIT_RATES[min(match_length + step, MAX_COUNTED) - 1] for step in range(steps)]

@@ -25,11 +25,11 @@ def head_of(tiny: TinyHead) -> HeadDrafter:
     return HeadDrafter(tiny.embedding, tiny.weights, weight_kind="float32")
 
 
-def hybrid_of(tiny: TinyHead, min_match: int = 3) -> HybridDrafter:
-    return HybridDrafter(NgramDrafter(), head_of(tiny), min_match=min_match)
+def hybrid_of(tiny: TinyHead, min_confidence: float = 0.7) -> HybridDrafter:
+    return HybridDrafter(NgramDrafter(), head_of(tiny), min_confidence=min_confidence)
 
 
-def test_a_long_match_is_looked_up_and_all_else_goes_to_the_head(tiny: TinyHead) -> None:
+def test_a_likely_lookup_is_taken_and_all_else_goes_to_the_head(tiny: TinyHead) -> None:
     requests = [REPEATS, SHORT_MATCH, NEW]
     hybrid, head = hybrid_of(tiny), head_of(tiny)
     for request in requests:
@@ -43,8 +43,8 @@ def test_a_long_match_is_looked_up_and_all_else_goes_to_the_head(tiny: TinyHead)
     np.testing.assert_allclose(mixed.confidence[1:], drafted.confidence[1:], rtol=1e-4)
 
 
-def test_the_shortest_match_believed_is_an_option(tiny: TinyHead) -> None:
-    hybrid = hybrid_of(tiny, min_match=2)
+def test_how_likely_a_lookup_must_be_is_an_option(tiny: TinyHead) -> None:
+    hybrid = hybrid_of(tiny, min_confidence=0.3)
     assert hybrid.propose([SHORT_MATCH], 1).tokens.tolist() == [[9]]
 
 

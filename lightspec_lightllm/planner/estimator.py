@@ -274,7 +274,7 @@ class AcceptanceEstimator:
         if cells is None or proposed is None:
             self._history.clear()  # what drafts were like when there were confidences says nothing of those without
         else:
-            self._history.push(cells, proposed)
+            self._history.push(cells, proposed, len(sure[-1].trials))
         if abs(self._skill) > SKILL_DOUBT:
             self.trusts_confidence = self._skill > 0.0
         if self._detector.update(float(np.add.reduce(learned.residual)), float(np.add.reduce(learned.information))):

@@ -96,30 +96,35 @@ NO_GAIN = GainCurve(np.zeros(1), np.zeros(1))
 class SurvivalHistory:
     """The last requests' calibrated survivals, the population that the next round's drafts are drawn from.
 
-    With few requests one round says little about the next, so at least the last `WINDOW` request rounds are used.
-    Rounds are kept or dropped as a whole: what is known does not depend on the order of their requests. Survivals past
-    what was proposed are extrapolated by the caller, so that a short proposal today does not hide what a long one
-    brings.
+    With few requests one round says little about the next, so the last `WINDOW` request rounds are used, but of no more
+    than some `ROUNDS` rounds: a request is as hard as its own last rounds were, and those that were served before it
+    say less. Rounds are kept or dropped as a whole: what is known does not depend on the order of their requests.
+    Survivals past what was proposed are extrapolated by the caller, so that a short proposal today does not hide what a
+    long one brings.
     """
 
     WINDOW = 256
+    ROUNDS = 32
 
     def __init__(self) -> None:
         self._rounds: deque[CellArray] = deque()
         self._held = 0
 
-    def push(self, cells: CellArray, proposed: IntArray) -> None:
-        """Add a round's int16[K, N] cells, which must not change afterwards; only the newest rounds are kept.
+    def push(self, cells: CellArray, proposed: IntArray, num_requests: int) -> None:
+        """Add some rounds' int16[K, M] cells, which must not change afterwards; only the newest are kept.
 
-        Requests without a proposal say nothing.
+        Args:
+            proposed: int[M], drafts that the cells are of; requests without a proposal say nothing.
+            num_requests: N of the newest of these rounds.
         """
-        num_requests, size = len(proposed), int(np.count_nonzero(proposed))
+        total, size = len(proposed), int(np.count_nonzero(proposed))
         if not size:
             return
-        whole = size >= num_requests - num_requests // 32  # a few that would be extrapolated do not matter
+        whole = size >= total - total // 32  # a few that would be extrapolated do not matter
         self._rounds.append(cells if whole else cells[:, proposed > 0])
         self._held += self._rounds[-1].shape[1]
-        while self._held - self._rounds[0].shape[1] >= self.WINDOW:
+        window = min(self.WINDOW, self.ROUNDS * num_requests)
+        while self._held - self._rounds[0].shape[1] >= window:
             self._held -= self._rounds.popleft().shape[1]
 
     def clear(self) -> None:

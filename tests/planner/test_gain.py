@@ -91,7 +91,7 @@ def test_the_history_stands_for_one_batch_whose_requests_all_propose_everything(
     rng = np.random.default_rng(seed)
     history = SurvivalHistory()
     for size in batches:
-        history.push(cells_of(survival_of(rng.uniform(0.0, 1.0, (size, 4)))), np.full(size, 4))
+        history.push(cells_of(survival_of(rng.uniform(0.0, 1.0, (size, 4)))), np.full(size, 4), size)
     mass = history.mass(num_requests)
     assert len(history) > 0
     for depth in range(1, 5):
@@ -104,14 +104,23 @@ def test_the_history_keeps_the_mean_of_what_was_pushed_last() -> None:
     rng = np.random.default_rng(3)
     history = SurvivalHistory()
     for _ in range(50):
-        history.push(cells_of(survival_of(rng.uniform(0.0, 0.2, (16, 2)))), np.full(16, 2))
+        history.push(cells_of(survival_of(rng.uniform(0.0, 0.2, (16, 2)))), np.full(16, 2), 16)
     late = survival_of(rng.uniform(0.6, 1.0, (1024, 2)))
     for chunk in late.reshape(64, 16, 2):
-        history.push(cells_of(chunk), np.full(16, 2))
+        history.push(cells_of(chunk), np.full(16, 2), 16)
     mass = history.mass(1)
     for depth in (1, 2):
         at = mass.depth == depth
         assert (mass.count[at] @ mass.value[at]) == pytest.approx(late[:, depth - 1].mean(), abs=0.05)
+
+
+def test_of_a_single_request_only_its_own_last_rounds_count() -> None:
+    history = SurvivalHistory()
+    for survival in (0.1, 0.9):
+        for _ in range(SurvivalHistory.ROUNDS):
+            history.push(cells_of(np.full((1, 2), survival)), np.full(1, 2), 1)
+    mass = history.mass(1)
+    assert (mass.count @ mass.value) / 2 == pytest.approx(0.9, abs=0.03)
 
 
 def test_the_order_of_the_requests_in_a_round_does_not_change_the_history() -> None:
@@ -121,7 +130,7 @@ def test_the_order_of_the_requests_in_a_round_does_not_change_the_history() -> N
     for mixed in (False, True):
         history = SurvivalHistory()
         for survival in rounds:
-            history.push(cells_of(survival[rng.permutation(60)] if mixed else survival), np.full(60, 3))
+            history.push(cells_of(survival[rng.permutation(60)] if mixed else survival), np.full(60, 3), 60)
         masses.append(history.mass(60))
     np.testing.assert_allclose(masses[0].value, masses[1].value, atol=1e-12)
     np.testing.assert_allclose(masses[0].count, masses[1].count, atol=1e-12)

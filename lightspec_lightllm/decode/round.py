@@ -121,4 +121,5 @@ def _feedback(view: BatchView, record: RoundRecord) -> RoundFeedback:
         confidence=record.confidence,
         measured_ms=record.round_ms if record.round_ms > 0 else None,
         request_ids=view.request_ids,
+        draft_steps=record.draft_steps,
     )

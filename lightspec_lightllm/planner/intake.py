@@ -166,6 +166,9 @@ def read_feedback(feedback: RoundFeedback, max_draft_steps: int, *, confidence: 
         )
     if feedback.measured_ms is not None and not _is_time(feedback.measured_ms):
         raise FeedbackError(f"measured_ms: expected a finite time above 0, got {feedback.measured_ms!r}")
+    made = feedback.draft_steps
+    if made is not None and not _is_count(made, max_draft_steps):
+        raise FeedbackError(f"draft_steps: expected a whole number in 0..{max_draft_steps}, got {made!r}")
     ids = None if feedback.request_ids is None else _whole("request_ids", feedback.request_ids)
     if ids is not None and ids.shape != verified.shape:
         raise FeedbackError(f"request_ids: expected {len(verified)}, got {len(ids)}")
@@ -191,6 +194,10 @@ def _whole(name: str, values: object) -> IntArray:
             f"{name}: expected one whole number per request, got shape {array.shape} and dtype {array.dtype}"
         )
     return array.astype(np.int64)
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int | np.integer) and 0 <= int(value) <= most
 
 
 def _is_time(value: object) -> bool:

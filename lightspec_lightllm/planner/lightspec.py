@@ -382,15 +382,20 @@ class LightspecPlanner:
         """Keep the running rate, the cost correction and the drafter's backlog."""
         plan = feedback.plan
         tokens, num_requests = outcome.num_accepted, len(outcome.accepted)
-        self._backlog = min(self._backlog + tokens, BACKLOG_TOKENS * num_requests) if plan.draft_steps == 0 else 0
+        costs = self._kept.of(num_requests, self._context)
+        made = plan.draft_steps if feedback.draft_steps is None else int(feedback.draft_steps)
+        self._backlog = 0 if made else min(self._backlog + tokens, BACKLOG_TOKENS * num_requests)
         table_ms = plan.table_ms
         if table_ms <= 0.0:
             table_ms = self.costs.target_ms(num_requests + int(outcome.verified.sum()), num_requests, self._context)
+        elif made != plan.draft_steps:
+            rows = plan.verify_rows
+            table_ms += costs.round_ms(rows, made, 0) - costs.round_ms(rows, plan.draft_steps, 0)
         expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None and self.options.drift:
             # While the correction follows a sudden change, its own figures are the only ones that compare.
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
-        off_ms = self._drift.correct(self._kept.of(num_requests, self._context).off_ms)
+        off_ms = self._drift.correct(costs.off_ms)
         self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))

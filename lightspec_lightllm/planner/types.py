@@ -90,6 +90,7 @@ class RoundFeedback:
         confidence: float[N, K] or None, of the drafts that were up for verification, trimmed ones included.
         measured_ms: the whole round's time, or None. Every rank must be given the same number.
         request_ids: int[N] or None.
+        draft_steps: those made, where a host ended the draft early or went on (see `ChainRule`); None: as planned.
     """
 
     plan: Plan
@@ -98,6 +99,7 @@ class RoundFeedback:
     confidence: FloatArray | None = None
     measured_ms: float | None = None
     request_ids: IntArray | None = None
+    draft_steps: int | None = None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from lightspec_lightllm.decode.host import IntArray, StepRule, Verdict
 from lightspec_lightllm.errors import SlotError
 from lightspec_lightllm.planner import BatchView, CostModel, Plan
 from lightspec_lightllm.planner.types import FloatArray
-from lightspec_lightllm.simulate.replay import open_batch
+from lightspec_lightllm.simulate.replay import Replay, open_batch
 from lightspec_lightllm.simulate.scenario import Scenario
 
 CACHED = ("serial", "chained", "block")
@@ -34,6 +34,8 @@ class ScenarioHost:
         self.max_draft_steps = scenario.drafter.max_draft_steps
         self.costs = [scenario.tables.model(segment.cost_factor) for segment in scenario.segments]
         self.expected_tokens = 0.0
+        by_step = isinstance(self.world, Replay) and self.world.by_step
+        self._by_step = by_step and scenario.drafter.confidence == "live"
         self._ranks = ranks and scenario.drafter.confidence == "late"
         self._clock_ms = 0.0
         self._rows = 0
@@ -99,26 +101,42 @@ class ScenarioHost:
         self._kept = self.world.commit(verdict.accepted)
         return self._kept
 
-    def draft(self, steps: int, chain: StepRule | None = None) -> int:  # noqa: ARG002 - steps are made at once
-        """See `Host`."""
+    def draft(self, steps: int, chain: StepRule | None = None) -> int:
+        """See `Host`. Steps are made one by one where a recorded engine made them so, else at once, as on a GPU that
+        the host does not wait for."""
         world, drafter = self.world, self.scenario.drafter
+        num_requests, slots, backlog = len(world.slots), world.slots, self.backlog
+        world.end_round()
+        if chain is not None and steps and self._by_step:
+            steps = self._chain(chain)
         self._spend(
             self.true_costs.draft_ms(
                 drafter.kind,
-                len(world.slots),
+                num_requests,
                 self._rows,
                 steps,
                 block=self.max_draft_steps,
                 context=self._context,
-                backlog=self.backlog,
+                backlog=backlog,
             )
         )
         if drafter.kind in CACHED:
-            unseen = np.minimum(world.unseen[world.slots] + self._kept, drafter.max_backlog)
-            world.unseen[world.slots] = 0 if steps else unseen
-        world.end_round()
+            unseen = np.minimum(world.unseen[slots] + self._kept, drafter.max_backlog)
+            world.unseen[slots] = 0 if steps else unseen
         world.propose(steps)
         return steps
+
+    def _chain(self, rule: StepRule) -> int:
+        """Steps until the rule has enough of them."""
+        world = self.world
+        if not len(world.slots):
+            return 0
+        drafts = world.look(world.slots, world.position[world.slots])
+        told = np.where(np.arange(self.max_draft_steps) < drafts.available[:, None], drafts.told, np.nan)
+        for made in range(1, self.max_draft_steps):
+            if not rule.worth_another_step(told[:, :made], world.request_ids):
+                return made
+        return self.max_draft_steps
 
     def _spend(self, milliseconds: float) -> None:
         if self.scenario.cost_noise:

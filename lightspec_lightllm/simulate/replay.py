@@ -27,11 +27,15 @@ class Replay(Batch):
     Attributes:
         recording: what is replayed.
         source: int[slots], number in the recording of the request in each slot.
+        by_step: whether the drafter makes the steps of all requests one after the other, and knows its confidences, so
+            that a draft can be ended early. A hybrid's lookups are made at once.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
         self.recording = _recording_of(scenario)
+        drafter = self.recording.drafter
+        self.by_step = drafter.name != "hybrid" and drafter.kind in ("serial", "serial_no_kv")
         self.source = np.zeros(len(self.request), dtype=np.int64)
         self._shift = np.random.default_rng((self.mixed, 1)).random()
         self._lines = _Lines(self.recording, self.depths)

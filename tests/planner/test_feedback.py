@@ -81,6 +81,10 @@ BAD: dict[str, dict[str, Any]] = {
     "confidence too narrow": {"confidence": np.full((2, STEPS - 1), 0.5)},
     "confidence of others": {"confidence": np.full((3, STEPS), 0.5)},
     "confidence as text": {"confidence": np.full((2, STEPS), "high")},
+    "draft steps below 0": {"draft_steps": -1},
+    "draft steps above K": {"draft_steps": STEPS + 1},
+    "draft steps no whole number": {"draft_steps": 1.5},
+    "draft steps as text": {"draft_steps": "2"},
     "more verified than proposed": {"verified": np.array([3, 2])},
 }
 
@@ -112,6 +116,29 @@ def test_a_time_beyond_all_reason_leaves_predictions_finite(measured: float) -> 
     plan = planner.plan(BatchView(2, np.array([2, 3])))
     assert math.isfinite(plan.predicted_ms)
     assert 2 <= plan.verify_rows <= 7
+
+
+@pytest.mark.parametrize("made", [0, 1, STEPS])
+def test_a_draft_that_ended_early_is_timed_by_the_steps_that_it_made(made: int) -> None:
+    told, untold = (make_planner("lightspec", CPU, max_draft_steps=STEPS, drafter="serial_no_kv") for _ in range(2))
+    ids, sure = np.arange(4), np.full((4, STEPS), 0.8)
+    for _ in range(60):
+        for planner, steps in ((told, made), (untold, None)):
+            plan = planner.plan(BatchView(4, np.full(4, STEPS), 0, confidence=sure, request_ids=ids))
+            assert plan.draft_steps > 1
+            measured = CPU.target_ms(plan.verify_rows, 4, 0) + CPU.draft_ms(
+                "serial_no_kv", 4, plan.verify_rows, made, block=STEPS
+            )
+            verified = np.full(4, (plan.verify_rows - 4) // 4)
+            planner.observe(
+                RoundFeedback(plan, verified, 1 + verified, sure, measured, request_ids=ids, draft_steps=steps)
+            )
+
+    def last(planner: Planner) -> Plan:
+        return planner.plan(BatchView(4, np.zeros(4, dtype=np.int64), 0, request_ids=ids))
+
+    assert last(told).predicted_ms == pytest.approx(last(told).table_ms, rel=1e-6)
+    assert made == STEPS or last(untold).predicted_ms < 0.98 * last(untold).table_ms
 
 
 def test_whole_numbers_of_any_width_are_taken() -> None:

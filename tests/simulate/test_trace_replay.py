@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from lightspec_lightllm.drafters.base import StepRule
 from lightspec_lightllm.drafters.hybrid import HybridDrafter
 from lightspec_lightllm.engine import Engine, SamplingParams
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.planner import DrafterKind, make_planner
+from lightspec_lightllm.planner import BatchView, ChainRule, DrafterKind, Plan, make_planner
 from lightspec_lightllm.simulate.arms import find_references, make_arm
 from lightspec_lightllm.simulate.comparison import summaries
 from lightspec_lightllm.simulate.experiment import run_cell
@@ -197,6 +198,51 @@ def test_a_replay_is_round_for_round_the_engines_run(
         np.testing.assert_allclose(again.confidence[waiting], record.confidence[waiting], atol=2e-4)
     assert loop.counters.fallback is None
     assert strategy == "off" or drafter == "head" or max(record.accepted.max() for record in real) > 1
+
+
+class Ender(WildPlanner):
+    """Plans that end each draft after one step more than the draft before, whatever was planned."""
+
+    def __init__(self) -> None:
+        super().__init__(STEPS, 5)
+        self.asked: list[np.ndarray] = []
+        self._most = 0
+
+    def plan(self, view: BatchView) -> Plan:
+        self._most = self._most % STEPS + 1
+        return replace(super().plan(view), chain=cast(ChainRule, self))
+
+    def worth_another_step(self, confidence: np.ndarray, request_ids: np.ndarray) -> bool:
+        assert len(request_ids) == len(confidence)
+        self.asked.append(confidence.copy())
+        return int(confidence.shape[1]) < self._most
+
+
+def test_a_replay_ends_drafts_early_as_the_engine_does(texts: list[list[int]], tmp_path: Path) -> None:
+    path = scenario_file(tmp_path, recorded("head", texts), requests={"count": 3})
+    order, asked = order_of(path, seed=3), requests(PARAMS, COUNT)
+    engine, real, again = tiny_engine(), Ender(), Ender()
+    drafter = drafter_of("head", engine, texts)
+    _, records = serve(engine, real, drafter, [asked[at] for at in order], concurrency=3)
+    records = steady(records, 3)
+    loop = Round(ScenarioHost(load_scenario(path), 3), again)
+    for record in records:
+        replayed = loop.step()
+        assert replayed is not None
+        assert replayed.draft_steps == record.draft_steps
+        assert replayed.drafted.tolist() == record.drafted.tolist()
+    assert {record.draft_steps for record in records} == set(range(STEPS + 1))
+    assert sum((~np.isnan(told)).sum() for told in again.asked) > 100
+    for ours, theirs in zip(again.asked, real.asked, strict=False):
+        known = ~np.isnan(ours)  # drafts past an answer's limit are not recorded
+        np.testing.assert_allclose(ours[known], theirs[known], atol=2e-4)
+
+
+def test_lookups_of_a_hybrid_are_replayed_as_planned(texts: list[list[int]], tmp_path: Path) -> None:
+    planner = Ender()
+    loop = Round(ScenarioHost(load_scenario(scenario_file(tmp_path, recorded("hybrid", texts))), 0), planner)
+    assert all(record is not None and record.draft_steps == record.plan.draft_steps for record in (loop.step(),) * 9)
+    assert not planner.asked
 
 
 def test_an_answer_brings_its_tokens_but_the_first_and_requests_come_again(replayed: Path) -> None:

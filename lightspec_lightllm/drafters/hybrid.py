@@ -6,8 +6,12 @@ from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Prop
 from lightspec_lightllm.drafters.head import HeadDrafter
 from lightspec_lightllm.drafters.ngram import NgramDrafter
 
-MIN_CONFIDENCE = 0.7
-"""A looked-up continuation whose first draft is as likely as this is right more often than the head."""
+MIN_CONFIDENCE = 0.55
+"""A looked-up continuation whose first draft is as likely as this is right more often than the head's.
+
+At 11,000 positions of answers of the default model to code, maths and chat prompts, where a lookup says 0.55 to 0.6 it
+has 1.52 of four drafts right and the head 1.28; at 0.5 to 0.55 it is 1.24 and 1.38, at 0.8 to 0.85 2.40 and 1.29.
+"""
 
 
 class HybridDrafter:

@@ -104,7 +104,7 @@ class SurvivalHistory:
     """
 
     WINDOW = 256
-    ROUNDS = 32
+    ROUNDS = 64
 
     def __init__(self) -> None:
         self._rounds: deque[CellArray] = deque()

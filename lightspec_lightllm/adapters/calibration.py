@@ -216,12 +216,15 @@ def uneven_rows(num_requests: int, total: int, most: int) -> list[int]:
 
 
 class _Stand:
-    """A request that only the drafter sees. Its text does not repeat itself: nothing in it can be looked up."""
+    """A request that only the drafter sees. Its text does not repeat itself, so that nothing in it can be looked up: it
+    counts through the vocabulary, and through a small one again and again in other strides, so that no pair recurs.
+    """
 
     def __init__(self, request_id: int, length: int, vocab_size: int) -> None:
         self.request_id = request_id
         self.prompt_length = length - 1
-        self._text = np.random.default_rng(abs(request_id)).integers(vocab_size, size=4 * length).tolist()
+        at = np.arange(4 * length)
+        self._text: list[int] = ((at * (1 + 2 * (at // vocab_size)) - request_id) % vocab_size).tolist()
         self.tokens: list[int] = self._text[:length]
 
     def grow(self, count: int) -> None:

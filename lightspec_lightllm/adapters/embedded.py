@@ -123,7 +123,7 @@ class EmbeddedHost:
             length = min(int(proposals.lengths[row]), seq.params.max_tokens - seq.num_generated - 1)
             if length > 0:
                 self._drafts[seq.request_id] = (proposals.tokens[row, :length], proposals.confidence[row, :length])
-        return int(proposals.lengths.max())
+        return proposals.steps
 
 
 class EmbeddedRuntime:

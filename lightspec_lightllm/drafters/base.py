@@ -55,11 +55,18 @@ class Proposals:
     tokens      int64   [N, K]  draft j of request i, -1 from ``lengths[i]`` on
     lengths     int64   [N]     drafts proposed, 0..K; 0 = abstained
     confidence  float64 [N, K]  estimated P(draft j is right | drafts before j are), in 0..1; 0 from ``lengths[i]`` on
+    computed    draft steps that took a forward; None: as many as the longest proposal has drafts
     """
 
     tokens: IntArray
     lengths: IntArray
     confidence: FloatArray
+    computed: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Draft steps made: what was looked up beside computed drafts took none."""
+        return int(self.lengths.max(initial=0)) if self.computed is None else self.computed
 
     @classmethod
     def empty(cls, num_requests: int, steps: int) -> "Proposals":

@@ -1,6 +1,7 @@
 """Two drafters in one: prompt lookup where it is likely to be right, the head everywhere else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightspec_lightllm.drafters.base import DrafterKind, Hidden, IntArray, Proposals, SequenceView, StepRule
 from lightspec_lightllm.drafters.head import HeadDrafter
@@ -51,7 +52,8 @@ class HybridDrafter:
             proposals.tokens[rest] = drafted.tokens
             proposals.lengths[rest] = drafted.lengths
             proposals.confidence[rest] = drafted.confidence
-        return proposals
+            return replace(proposals, computed=drafted.steps)
+        return replace(proposals, computed=0)
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
         """See `Drafter.backlog`; an upper bound, as requests with a likely lookup are not caught up."""

@@ -246,4 +246,11 @@ class AcceptanceReading:
 
 def _bare(plan: Plan) -> Plan:
     """What a round did, for planners that did not decide it."""
-    return Plan(plan.verify_rows, plan.draft_steps, plan.num_requests, proposed=plan.proposed, table_ms=plan.table_ms)
+    return Plan(
+        plan.verify_rows,
+        plan.draft_steps,
+        plan.num_requests,
+        proposed=plan.proposed,
+        table_ms=plan.table_ms,
+        step_ms=plan.step_ms,
+    )

@@ -197,7 +197,7 @@ def _whole(name: str, values: object) -> IntArray:
 
 
 def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int | np.integer) and 0 <= int(value) <= most
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) <= most
 
 
 def _is_time(value: object) -> bool:

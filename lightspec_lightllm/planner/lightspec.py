@@ -46,6 +46,9 @@ BACKLOG_TOKENS = 32
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
 
+BY_STEP = ("serial", "serial_no_kv")
+"""Drafters that take a forward per step, so that a host may end a draft after any of them."""
+
 PROBE_HOPE = 10.0
 """By how many times the options' share of time probes may take more, per unit of acceptance that may be missed."""
 
@@ -126,7 +129,8 @@ class LightspecPlanner:
 
         self._steps = steps
         self.counters.plans += 1
-        table_ms = self._kept.of(num_requests, self._context).round_ms(rows, steps, backlog)
+        costs = self._kept.of(num_requests, self._context)
+        table_ms = costs.round_ms(rows, steps, backlog)
         return Plan(
             verify_rows=rows,
             draft_steps=steps,
@@ -134,6 +138,7 @@ class LightspecPlanner:
             survival=survival,
             proposed=proposed,
             table_ms=table_ms,
+            step_ms=costs.step_ms if self.drafter in BY_STEP else 0.0,
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
             probe=probe,
@@ -142,7 +147,7 @@ class LightspecPlanner:
         )
 
     def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
-        if self.drafter not in ("serial", "serial_no_kv") or not self._estimator.trusts_confidence:
+        if self.drafter not in BY_STEP or not self._estimator.trusts_confidence:
             return None
         costs = self._kept.of(num_requests, self._context)
         return ChainRule(self._estimator, self._price * costs.row_ms(rows), self._price * costs.step_ms)
@@ -388,9 +393,7 @@ class LightspecPlanner:
         table_ms = plan.table_ms
         if table_ms <= 0.0:
             table_ms = self.costs.target_ms(num_requests + int(outcome.verified.sum()), num_requests, self._context)
-        elif made != plan.draft_steps:
-            rows = plan.verify_rows
-            table_ms += costs.round_ms(rows, made, 0) - costs.round_ms(rows, plan.draft_steps, 0)
+        table_ms += (made - plan.draft_steps) * plan.step_ms
         expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None and self.options.drift:
             # While the correction follows a sudden change, its own figures are the only ones that compare.

@@ -59,6 +59,7 @@ class Plan:
             taken by it, highest first (a prefix per request, since it never grows with j); None means breadth first.
         proposed: int[N] or None: the drafts waiting when the plan was made.
         table_ms: the round's expected time straight from the cost tables.
+        step_ms: what of it one draft step more or fewer makes, where steps are made one by one; else 0.
         predicted_ms: the same, corrected by the measured time of earlier rounds.
         predicted_tokens: the round's expected committed tokens.
         probe: whether the round was made to learn rather than to gain.
@@ -72,6 +73,7 @@ class Plan:
     survival: FloatArray | None = None
     proposed: IntArray | None = None
     table_ms: float = 0.0
+    step_ms: float = 0.0
     predicted_ms: float = 0.0
     predicted_tokens: float = 0.0
     probe: bool = False

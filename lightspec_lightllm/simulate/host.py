@@ -34,8 +34,8 @@ class ScenarioHost:
         self.max_draft_steps = scenario.drafter.max_draft_steps
         self.costs = [scenario.tables.model(segment.cost_factor) for segment in scenario.segments]
         self.expected_tokens = 0.0
-        by_step = isinstance(self.world, Replay) and self.world.by_step
-        self._by_step = by_step and scenario.drafter.confidence == "live"
+        self._waits = isinstance(self.world, Replay) and scenario.drafter.confidence == "live"
+        self._by_step = self._waits and isinstance(self.world, Replay) and self.world.by_step
         self._ranks = ranks and scenario.drafter.confidence == "late"
         self._clock_ms = 0.0
         self._rows = 0
@@ -102,12 +102,14 @@ class ScenarioHost:
         return self._kept
 
     def draft(self, steps: int, chain: StepRule | None = None) -> int:
-        """See `Host`. Steps are made one by one where a recorded engine made them so, else at once, as on a GPU that
-        the host does not wait for."""
+        """See `Host`. A recorded engine that waited for its confidences drafts for nobody once all have ended, and
+        makes its steps one by one; else they are made at once, as on a GPU that the host does not wait for."""
         world, drafter = self.world, self.scenario.drafter
         num_requests, slots, backlog = len(world.slots), world.slots, self.backlog
         world.end_round()
-        if chain is not None and steps and self._by_step:
+        if self._waits and not len(world.slots):
+            steps = 0
+        elif chain is not None and steps and self._by_step:
             steps = self._chain(chain)
         self._spend(
             self.true_costs.draft_ms(
@@ -129,8 +131,6 @@ class ScenarioHost:
     def _chain(self, rule: StepRule) -> int:
         """Steps until the rule has enough of them."""
         world = self.world
-        if not len(world.slots):
-            return 0
         drafts = world.look(world.slots, world.position[world.slots])
         told = np.where(np.arange(self.max_draft_steps) < drafts.available[:, None], drafts.told, np.nan)
         for made in range(1, self.max_draft_steps):

@@ -43,6 +43,22 @@ def test_a_likely_lookup_is_taken_and_all_else_goes_to_the_head(tiny: TinyHead) 
     np.testing.assert_allclose(mixed.confidence[1:], drafted.confidence[1:], rtol=1e-4)
 
 
+def test_only_steps_of_the_head_were_made(tiny: TinyHead) -> None:
+    class Stop:
+        def worth_another_step(self, confidence: np.ndarray, request_ids: np.ndarray) -> bool:
+            return int(confidence.shape[1]) < 2
+
+    requests = [REPEATS, SHORT_MATCH, NEW]
+    hybrid = hybrid_of(tiny)
+    for request in requests:
+        hybrid.prefill(request, 0, streams_for(request, len(request.tokens) - 1))
+    mixed = hybrid.propose(requests, STEPS, Stop())
+    assert mixed.lengths.tolist() == [STEPS, 2, 2]
+    assert mixed.steps == 2
+    assert hybrid.propose([REPEATS], STEPS).steps == 0
+    assert NgramDrafter().propose([REPEATS], STEPS).steps == STEPS
+
+
 def test_how_likely_a_lookup_must_be_is_an_option(tiny: TinyHead) -> None:
     hybrid = hybrid_of(tiny, min_confidence=0.3)
     assert hybrid.propose([SHORT_MATCH], 1).tokens.tolist() == [[9]]

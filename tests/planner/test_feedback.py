@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from lightspec_lightllm.decode import select_rows
 from lightspec_lightllm.errors import FeedbackError, PlanError
-from lightspec_lightllm.planner import BatchView, DrafterKind, Plan, Planner, RoundFeedback, make_planner
+from lightspec_lightllm.planner import (
+    BatchView,
+    CostModel,
+    DrafterKind,
+    Plan,
+    Planner,
+    RoundFeedback,
+    make_planner,
+)
 from tests.planner.worlds import CPU, GPU, KINDS, by_plan, play, wild_rounds
 
 STEPS = 4
@@ -85,6 +93,7 @@ BAD: dict[str, dict[str, Any]] = {
     "draft steps above K": {"draft_steps": STEPS + 1},
     "draft steps no whole number": {"draft_steps": 1.5},
     "draft steps as text": {"draft_steps": "2"},
+    "draft steps a truth value": {"draft_steps": True},
     "more verified than proposed": {"verified": np.array([3, 2])},
 }
 
@@ -139,6 +148,18 @@ def test_a_draft_that_ended_early_is_timed_by_the_steps_that_it_made(made: int) 
 
     assert last(told).predicted_ms == pytest.approx(last(told).table_ms, rel=1e-6)
     assert made == STEPS or last(untold).predicted_ms < 0.98 * last(untold).table_ms
+
+
+def test_a_draft_that_ended_early_is_timed_by_its_own_plan_however_late_it_is_told() -> None:
+    costs = CostModel.from_tables({64: {8: 5.0}, 8192: {8: 50.0}}, {64: {8: 1.0}, 8192: {8: 20.0}})
+    planner = make_planner("lightspec", costs, max_draft_steps=STEPS, drafter="serial_no_kv")
+    early = planner.plan(BatchView(2, np.zeros(2, dtype=np.int64), 64))
+    assert early.draft_steps > 0
+    planner.plan(BatchView(2, np.zeros(2, dtype=np.int64), 8192))
+    planner.observe(RoundFeedback(early, np.zeros(2, int), np.ones(2, int), measured_ms=5.0, draft_steps=0))
+    late = planner.plan(BatchView(2, np.zeros(2, dtype=np.int64), 64))
+    assert late.predicted_ms == pytest.approx(late.table_ms)
+    assert late.draft_steps > 0
 
 
 def test_whole_numbers_of_any_width_are_taken() -> None:

@@ -238,6 +238,18 @@ def test_a_replay_ends_drafts_early_as_the_engine_does(texts: list[list[int]], t
         np.testing.assert_allclose(ours[known], theirs[known], atol=2e-4)
 
 
+def test_nothing_is_drafted_once_every_answer_has_ended(texts: list[list[int]], tmp_path: Path) -> None:
+    host = ScenarioHost(load_scenario(scenario_file(tmp_path, recorded("head", texts), requests={"count": 1})), 0)
+    loop = Round(host, make_planner("fixed:3", COSTS, max_draft_steps=STEPS, drafter="serial_no_kv"))
+    made: dict[bool, set[tuple[int, bool]]] = {}
+    for _ in range(60):
+        record = loop.step()
+        assert record is not None
+        ended = not len(host.world.slots)
+        made.setdefault(ended, set()).add((record.draft_steps, record.seconds["draft"] > 0))
+    assert made == {False: {(3, True)}, True: {(0, False)}}
+
+
 def test_lookups_of_a_hybrid_are_replayed_as_planned(texts: list[list[int]], tmp_path: Path) -> None:
     planner = Ender()
     loop = Round(ScenarioHost(load_scenario(scenario_file(tmp_path, recorded("hybrid", texts))), 0), planner)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
-from lightspec_lightllm.planner.batch_costs import KeptCosts
+from lightspec_lightllm.planner.batch_costs import BatchCosts, KeptCosts
 from lightspec_lightllm.planner.budget import FoundBudget, best_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.confidence import codes_of
@@ -31,6 +31,7 @@ from lightspec_lightllm.planner.steps import catching_up_ms, compared_steps, leg
 from lightspec_lightllm.planner.survival_table import SureDrafts
 from lightspec_lightllm.planner.trials import Reading, SeenRound
 from lightspec_lightllm.planner.types import (
+    BY_STEP,
     BatchView,
     DrafterKind,
     FloatArray,
@@ -45,9 +46,6 @@ BACKLOG_TOKENS = 32
 
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
-
-BY_STEP = ("serial", "serial_no_kv")
-"""Drafters that take a forward per step, so that a host may end a draft after any of them."""
 
 PROBE_HOPE = 10.0
 """By how many times the options' share of time probes may take more, per unit of acceptance that may be missed."""
@@ -142,14 +140,13 @@ class LightspecPlanner:
             predicted_ms=self._drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
             probe=probe,
-            chain=self._chain_rule(num_requests, rows),
+            chain=self._chain_rule(costs, rows),
             reading=reading,
         )
 
-    def _chain_rule(self, num_requests: int, rows: int) -> ChainRule | None:
+    def _chain_rule(self, costs: BatchCosts, rows: int) -> ChainRule | None:
         if self.drafter not in BY_STEP or not self._estimator.trusts_confidence:
             return None
-        costs = self._kept.of(num_requests, self._context)
         return ChainRule(self._estimator, self._price * costs.row_ms(rows), self._price * costs.step_ms)
 
     def _settle(self, num_requests: int) -> bool:
@@ -400,5 +397,4 @@ class LightspecPlanner:
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
-        off_ms = self._drift.correct(costs.off_ms)
-        self._pace.update(tokens / num_requests, time / max(off_ms, 1e-9))
+        self._pace.update(tokens / num_requests, time / max(self._drift.correct(costs.off_ms), 1e-9))

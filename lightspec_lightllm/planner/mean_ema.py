@@ -10,6 +10,7 @@ from lightspec_lightllm.errors import FeedbackError
 from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.intake import read_feedback, read_view
 from lightspec_lightllm.planner.types import (
+    BY_STEP,
     BatchView,
     DrafterKind,
     FloatArray,
@@ -58,7 +59,7 @@ class MeanEmaPlanner:
         self.max_draft_steps = max_draft_steps
         self.drafter: DrafterKind = drafter
         self.counters = PlannerCounters()
-        by_step = drafter in ("serial", "serial_no_kv")
+        by_step = drafter in BY_STEP
         self._legal = tuple(range(1, max_draft_steps + 1)) if by_step else (max_draft_steps,)
         self._depths = np.arange(1, max_draft_steps + 1)
         self._survival = np.zeros(max_draft_steps)

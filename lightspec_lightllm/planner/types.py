@@ -22,6 +22,9 @@ BoolArray = npt.NDArray[np.bool_]
 DrafterKind = Literal["serial", "serial_no_kv", "chained", "block", "free"]
 """How the drafter's time grows (see `CostModel.draft_ms`)."""
 
+BY_STEP: tuple[DrafterKind, ...] = ("serial", "serial_no_kv")
+"""Drafters that take a forward per step: they make as many as they are asked for, and may end a draft after any."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchView:

@@ -49,10 +49,14 @@ class Batch(ABC):
         proposed: int[slots], drafts that wait.
         unseen: int[slots], committed tokens that the drafter has yet to catch up on.
         drafts: what is true of the batch's drafts.
+        waits: whether the host knows who has ended before it drafts: an asynchronous GPU host does not.
+        by_step: whether it knows the confidences of all requests after every draft step, so that it can end a draft.
         mixed: a number drawn from the scenario's seed and the run's, which further draws begin with.
     """
 
     drafts: Drafts
+    waits = False
+    by_step = False
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario

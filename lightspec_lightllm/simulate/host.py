@@ -8,7 +8,7 @@ from lightspec_lightllm.decode.host import IntArray, StepRule, Verdict
 from lightspec_lightllm.errors import SlotError
 from lightspec_lightllm.planner import BatchView, CostModel, Plan
 from lightspec_lightllm.planner.types import FloatArray
-from lightspec_lightllm.simulate.replay import Replay, open_batch
+from lightspec_lightllm.simulate.replay import open_batch
 from lightspec_lightllm.simulate.scenario import Scenario
 
 CACHED = ("serial", "chained", "block")
@@ -34,8 +34,6 @@ class ScenarioHost:
         self.max_draft_steps = scenario.drafter.max_draft_steps
         self.costs = [scenario.tables.model(segment.cost_factor) for segment in scenario.segments]
         self.expected_tokens = 0.0
-        self._waits = isinstance(self.world, Replay) and scenario.drafter.confidence == "live"
-        self._by_step = self._waits and isinstance(self.world, Replay) and self.world.by_step
         self._ranks = ranks and scenario.drafter.confidence == "late"
         self._clock_ms = 0.0
         self._rows = 0
@@ -102,14 +100,13 @@ class ScenarioHost:
         return self._kept
 
     def draft(self, steps: int, chain: StepRule | None = None) -> int:
-        """See `Host`. A recorded engine that waited for its confidences drafts for nobody once all have ended, and
-        makes its steps one by one; else they are made at once, as on a GPU that the host does not wait for."""
+        """See `Host`. Steps are made one by one where an engine was recorded that made them so, else at once."""
         world, drafter = self.world, self.scenario.drafter
         num_requests, slots, backlog = len(world.slots), world.slots, self.backlog
         world.end_round()
-        if self._waits and not len(world.slots):
+        if world.waits and not len(world.slots):
             steps = 0
-        elif chain is not None and steps and self._by_step:
+        elif chain is not None and steps and world.by_step:
             steps = self._chain(chain)
         self._spend(
             self.true_costs.draft_ms(

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightspec_lightllm.adapters.recording import Recording, load_recording
 from lightspec_lightllm.errors import ConfigError
-from lightspec_lightllm.planner.types import FloatArray, IntArray
+from lightspec_lightllm.planner.types import BY_STEP, FloatArray, IntArray
 from lightspec_lightllm.simulate.batch import Batch, Drafts
 from lightspec_lightllm.simulate.scenario import Scenario, Segment
 from lightspec_lightllm.simulate.world import World
@@ -27,15 +27,15 @@ class Replay(Batch):
     Attributes:
         recording: what is replayed.
         source: int[slots], number in the recording of the request in each slot.
-        by_step: whether the drafter makes the steps of all requests one after the other, and knows its confidences, so
-            that a draft can be ended early. A hybrid's lookups are made at once.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
         self.recording = _recording_of(scenario)
         drafter = self.recording.drafter
-        self.by_step = drafter.name != "hybrid" and drafter.kind in ("serial", "serial_no_kv")
+        self.waits = scenario.drafter.confidence == "live"
+        # A hybrid makes its lookups at once.
+        self.by_step = self.waits and drafter.name != "hybrid" and drafter.kind in BY_STEP
         self.source = np.zeros(len(self.request), dtype=np.int64)
         self._shift = np.random.default_rng((self.mixed, 1)).random()
         self._lines = _Lines(self.recording, self.depths)

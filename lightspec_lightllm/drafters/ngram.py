@@ -6,6 +6,7 @@ long the context is.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -102,7 +103,7 @@ class NgramIndex:
     num_indexed: int = 0
     """n-grams that end before this index are in."""
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
-    followers: dict[tuple[int, ...], Followers] = field(default_factory=dict)
+    followers: defaultdict[tuple[int, ...], Followers] = field(default_factory=lambda: defaultdict(Followers))
     """By token and by pair."""
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -111,7 +112,7 @@ class NgramIndex:
             for n in range(self.min_match, min(self.max_match, end) + 1):
                 self.after[tuple(tokens[end - n : end])] = end
             for n in range(1, min(2, end) + 1):
-                self.followers.setdefault(tuple(tokens[end - n : end]), Followers()).add(tokens[end])
+                self.followers[tuple(tokens[end - n : end])].add(tokens[end])
         self.num_indexed = max(self.num_indexed, len(tokens) - 1)
 
     def longest(self, tokens: Sequence[int]) -> Match | None:

@@ -34,6 +34,7 @@ class EmbeddedHost:
         self.drafter = drafter
         self.max_draft_steps = max_draft_steps
         self._seqs: list[Sequence] = []
+        self._joined: tuple[Sequence, ...] = ()
         self._drafts: dict[int, tuple[IntArray, np.ndarray[Any, np.dtype[np.float64]]]] = {}
         self._tokens = np.zeros((0, 1 + max_draft_steps), dtype=np.int64)
         self._begun: set[int] = set()
@@ -106,7 +107,8 @@ class EmbeddedHost:
         accepted = accept_lengths(self._tokens[:, 1:], sampled, verified)
         if forward.hidden is not None and self.drafter is not None:
             self.drafter.observe(self._seqs, forward.hidden, rows, accepted)
-        return Verdict(accepted, sampled)
+        self._joined = forward.joined
+        return Verdict(accepted, sampled, prompt_tokens=forward.prompt_tokens)
 
     def commit(self, verdict: Verdict) -> IntArray:
         """See `Host`."""
@@ -115,7 +117,7 @@ class EmbeddedHost:
     def draft(self, steps: int, chain: StepRule | None = None) -> int:
         """See `Host`. No drafts are kept past the last token that a request may still generate."""
         self._drafts.clear()
-        going_on = [seq for seq in self._seqs if seq.status == "running"]
+        going_on = [seq for seq in (*self._seqs, *self._joined) if seq.status == "running"]
         if self.drafter is None or steps == 0 or not going_on:
             return 0
         proposals = self.drafter.propose(going_on, self.max_draft_steps if chain else steps, chain)

@@ -50,10 +50,11 @@ class Metrics:
     draft_steps_per_round: float
     mean_running_requests: float
     decode_throughput: float
-    """Committed tokens per second of planning, target, drafting and commit: prefill and admission left out."""
+    """Committed tokens per second of planning, target, drafting and commit, in rounds that read no prompts."""
     plan_ms_per_round: float
     draft_ms_per_round: float
     target_ms_per_round: float
+    """The last two over rounds that read no prompts."""
 
 
 def measure(run: RunResult) -> Metrics:
@@ -68,7 +69,8 @@ def measure(run: RunResult) -> Metrics:
     rows = sum(r.num_requests for r in rounds)
     accepted = sum(r.accepted for r in rounds)
     drafts_accepted = accepted - rows
-    decode_ms = sum(r.plan_ms + r.target_ms + r.draft_ms + r.commit_ms for r in rounds)
+    decoding = [r for r in rounds if not r.prompt_tokens]
+    decode_ms = sum(r.plan_ms + r.target_ms + r.draft_ms + r.commit_ms for r in decoding)
     return Metrics(
         duration=run.duration,
         completed=completed,
@@ -99,10 +101,10 @@ def measure(run: RunResult) -> Metrics:
         verify_rows_per_round=_mean([r.verify_rows for r in rounds]),
         draft_steps_per_round=_mean([r.draft_steps for r in rounds]),
         mean_running_requests=_mean([r.num_requests for r in rounds]),
-        decode_throughput=1e3 * (_ratio(sum(r.committed for r in rounds), decode_ms) or 0.0),
+        decode_throughput=1e3 * (_ratio(sum(r.committed for r in decoding), decode_ms) or 0.0),
         plan_ms_per_round=_mean([r.plan_ms for r in rounds]),
-        draft_ms_per_round=_mean([r.draft_ms for r in rounds]),
-        target_ms_per_round=_mean([r.target_ms for r in rounds]),
+        draft_ms_per_round=_mean([r.draft_ms for r in decoding]),
+        target_ms_per_round=_mean([r.target_ms for r in decoding]),
     )
 
 

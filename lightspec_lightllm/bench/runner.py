@@ -83,6 +83,8 @@ class RoundTrace:
     target_ms: float
     draft_ms: float
     commit_ms: float
+    prompt_tokens: int = 0
+    """Read beside the rows, or since the round before: the round's times are then theirs too."""
 
 
 @dataclass(frozen=True)
@@ -201,4 +203,5 @@ def trace_of(record: RoundRecord, at: float) -> RoundTrace:
         target_ms=1e3 * seconds["target"],
         draft_ms=1e3 * seconds["draft"],
         commit_ms=1e3 * seconds["commit"],
+        prompt_tokens=record.prompt_tokens,
     )

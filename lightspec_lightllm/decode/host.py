@@ -21,11 +21,15 @@ class Verdict:
         accepted: int[N], accept lengths, the target's own token included.
         tokens: int[N, 1 + K], the tokens to commit; those past ``accepted`` mean nothing.
         confidence: float[N, K] of the drafts that were waiting, from a host that did not know it when it scheduled.
+        prompt_tokens: prompt positions that were computed since the round before, in the same forward or on its own.
+            The rows' time cannot be told from theirs, and a drafter takes them in with its next draft: such a round is
+            no measure of what its plan costs.
     """
 
     accepted: IntArray
     tokens: IntArray
     confidence: npt.NDArray[np.float64] | None = None
+    prompt_tokens: int = 0
 
 
 class StepRule(Protocol):
@@ -44,7 +48,8 @@ class Host(Protocol):
     max_draft_steps: int
 
     def schedule(self) -> BatchView:
-        """Admit, resume or pause requests, prefill, and reserve 1 + K slots for each that decodes: the batch."""
+        """Admit, resume or pause requests, and reserve 1 + K slots for each that decodes: the batch. Prompts are read
+        here or in `verify`."""
 
     def verify(self, verified: IntArray) -> Verdict:
         """Run the target on row 0 and the first ``verified`` drafts of each request, sample, and accept the longest
@@ -58,7 +63,8 @@ class Host(Protocol):
         """
 
     def draft(self, steps: int, chain: StepRule | None = None) -> int:
-        """Propose drafts for each request that goes on; with 0 steps what was proposed is dropped.
+        """Propose drafts for each request that goes on, and for those whose prompt was read in `verify`; with 0 steps
+        what was proposed is dropped.
 
         A host that sees each step's confidence in time may ask ``chain`` after every step and make anything from 1 to
         K of them; ``steps`` is then what is expected. Any other host makes ``steps``.

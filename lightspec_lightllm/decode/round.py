@@ -28,8 +28,10 @@ class RoundRecord:
         accepted: int[N], accept lengths, the target's own token included.
         committed: int[N], tokens kept.
         draft_steps: steps drafted for the next round.
-        seconds: time of each stage: schedule (admission and prefill), plan, target, commit, draft.
+        seconds: time of each stage: schedule (admission), plan, target (the forward, which reads prompts besides),
+            commit, draft.
         confidence: float[N, K] of the waiting drafts, or None.
+        prompt_tokens: see `Verdict`.
     """
 
     plan: Plan
@@ -43,10 +45,11 @@ class RoundRecord:
     draft_steps: int
     seconds: dict[str, float]
     confidence: npt.NDArray[np.float64] | None = None
+    prompt_tokens: int = 0
 
     @property
     def round_ms(self) -> float:
-        """Time that the plan had a say in: all but scheduling and prefill."""
+        """Time that the plan had a say in: all but scheduling. More than that with prompt tokens."""
         return 1e3 * (self.seconds["plan"] + self.seconds["target"] + self.seconds["commit"] + self.seconds["draft"])
 
 
@@ -110,6 +113,7 @@ def _record(  # noqa: PLR0917 - the round's parts in their order
         draft_steps=draft_steps,
         seconds={stage: end - start for stage, start, end in zip(stages, times, times[1:], strict=False)},
         confidence=verdict.confidence if view.confidence is None else view.confidence,
+        prompt_tokens=verdict.prompt_tokens,
     )
 
 
@@ -119,7 +123,7 @@ def _feedback(view: BatchView, record: RoundRecord) -> RoundFeedback:
         record.verified,
         record.accepted,
         confidence=record.confidence,
-        measured_ms=record.round_ms if record.round_ms > 0 else None,
+        measured_ms=record.round_ms if record.round_ms > 0 and not record.prompt_tokens else None,
         request_ids=view.request_ids,
         draft_steps=record.draft_steps,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,22 @@ ReleaseListener = Callable[[int], None]
 class Forward:
     """Result of a forward over B rows, request-major.
 
-    logits  float32 [B, vocab]
-    hidden  float32 [B, captured layers * hidden_size], None when the model captures none
+    logits         float32 [B, vocab]
+    hidden         float32 [B, captured layers * hidden_size], None when the model captures none
+    prompt_tokens  prompt positions computed since the forward before, beside the B rows or by schedule()
+    joined         sequences whose prompt was completed beside the rows: they run from now on, or have ended
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None
+    prompt_tokens: int = 0
+    joined: tuple[Sequence, ...] = ()
 
 
 class Engine:
     """Serves requests on one model. The loop is schedule, forward, sample, commit.
+
+    Prompts are read in the forward that verifies: a forward of its own would read all weights for a few rows.
 
     prefill_listener  called as (sequence, start, hidden) for every prefilled stretch of positions, where the model
                       captures layers; again from position 0 when a paused request resumes
@@ -56,6 +62,8 @@ class Engine:
         self.cache = KVCache(model.config, self.options.num_slots)
         self.prefill_listener: PrefillListener | None = None
         self._scheduler = Scheduler(self.slots, self.options)
+        self._chunks: list[tuple[Sequence, int]] = []  # of prompts, for the next forward
+        self._prompt_tokens = 0
         self._next_id = 0
         self._num_submitted = 0
         self.num_threads = self.options.threads or choose_threads(self._probe)
@@ -135,21 +143,31 @@ class Engine:
     def schedule(self, rows: int) -> list[Sequence]:
         """One scheduling step; afterwards every returned sequence has `rows` slots past its computed positions.
 
-        Applies cancels, admits and resumes requests, computes up to prefill_chunk prompt tokens, samples the first
-        token of prompts that are complete, and reserves. When the pool is short the youngest requests are paused: they
-        free all slots and are prefilled again later. Returns the running sequences in arrival order.
+        Applies cancels, admits and resumes requests, and reserves. Up to prefill_chunk prompt tokens are put into the
+        next forward. With no sequence to bring it about, or when those of the last schedule() found none, they are
+        computed at once. A prompt that is complete gets its first token. When the pool is short the youngest requests
+        are paused: they free all slots and are prefilled again later. Returns the running sequences in arrival order.
         """
         if not 1 <= rows <= self.options.max_rows:
             raise RequestError(f"rows must be in 1..{self.options.max_rows} (max_rows), got {rows}")
-        self._scheduler.apply_cancels()
-        self._scheduler.admit(rows)
-        chunks = self._scheduler.next_chunks()
-        if chunks:
-            self._prefill(chunks)
-        return self._scheduler.reserve(rows)
+        scheduler, missed = self._scheduler, bool(self._chunks)
+        self._chunks = []
+        scheduler.apply_cancels()
+        scheduler.admit(rows)
+        chunks = scheduler.next_chunks()
+        running = scheduler.reserve(rows)
+        chunks = scheduler.still_prefilling(chunks)
+        if chunks and (missed or not running):
+            self._prompt_tokens += self._compute([], [], np.zeros(0, dtype=np.int64), chunks).prompt_tokens
+            return scheduler.reserve(rows)
+        self._chunks = chunks
+        return running
 
     def forward(self, seqs: Many[Sequence], tokens: IntArray, rows: npt.NDArray[np.integer]) -> Forward:
-        """Run rows[i] rows of sequence i: tokens[i, 0] is its newest token, tokens[i, 1:rows[i]] are drafts."""
+        """Run rows[i] rows of sequence i: tokens[i, 0] is its newest token, tokens[i, 1:rows[i]] are drafts.
+
+        The prompt tokens that schedule() put into it are computed besides.
+        """
         if not seqs:
             raise RequestError("a forward needs at least one sequence")
         counts = np.asarray(rows, dtype=np.int64)
@@ -161,9 +179,10 @@ class Engine:
                 )
             sequence.num_forwarded = count
         flat = np.asarray(tokens)[np.arange(tokens.shape[1]) < counts[:, None]]
-        starts = [sequence.num_computed for sequence in seqs]
-        logits, hidden = self._compute(seqs, starts, counts.tolist(), flat, None)
-        return Forward(logits, hidden)
+        chunks, self._chunks = self._chunks, []
+        found = self._compute(seqs, counts.tolist(), flat, chunks)
+        read, self._prompt_tokens = self._prompt_tokens, 0
+        return replace(found, prompt_tokens=found.prompt_tokens + read)
 
     def sample(self, forward: Forward, seqs: Many[Sequence], rows: npt.NDArray[np.integer]) -> IntArray:
         """The token every row decides on, int64 [B], with each request's own parameters."""
@@ -220,48 +239,46 @@ class Engine:
         self.slots.check()
         self._scheduler.check()
 
-    def _prefill(self, chunks: list[tuple[Sequence, int]]) -> None:
-        """Compute the next `length` positions of each sequence; complete prompts get their first token."""
-        seqs = [sequence for sequence, _ in chunks]
-        lengths = [length for _, length in chunks]
-        starts = [sequence.num_computed for sequence in seqs]
-        spans = zip(seqs, starts, lengths, strict=True)
-        flat = np.concatenate([sequence.tokens[start : start + length] for sequence, start, length in spans])
-        ends = np.cumsum(lengths)
-        complete = [
-            index
-            for index, sequence in enumerate(seqs)
-            if sequence.num_generated == 0 and starts[index] + lengths[index] == sequence.prompt_length
-        ]
-        logits, hidden = self._compute(seqs, starts, lengths, flat, torch.from_numpy(ends[complete] - 1))
-        for index, (sequence, length) in enumerate(chunks):
-            sequence.num_computed += length
-            if hidden is not None and self.prefill_listener is not None:
-                self.prefill_listener(sequence, starts[index], hidden[ends[index] - length : ends[index]])
-        if complete:
-            first = [seqs[index] for index in complete]
-            tokens = self.sample(Forward(logits, None), first, np.ones(len(first), dtype=np.int64))
-            for sequence, token in zip(first, tokens.tolist(), strict=True):
-                sequence.append(token)
-                sequence.keep_logprobs(1)
-        for sequence in seqs:
-            self._scheduler.settle(sequence)
-
     def _compute(
-        self,
-        seqs: Many[Sequence],
-        starts: list[int],
-        counts: list[int],
-        flat: IntArray,
-        logit_rows: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Positions starts[i] .. starts[i] + counts[i] - 1 of every sequence in one forward."""
-        blocks = []
-        for sequence, start, count in zip(seqs, starts, counts, strict=True):
-            row = sequence.slot_row
-            slots = self.slots.slots(row)[: start + count]
-            blocks.append(Block(count, start + count, slots, self.slots.run_start(row, start + count)))
-        return self._run(blocks, flat, logit_rows)
+        self, seqs: Many[Sequence], counts: list[int], flat: IntArray, chunks: list[tuple[Sequence, int]]
+    ) -> Forward:
+        """counts[i] rows of sequence i, of tokens `flat`, and the next `length` prompt positions of each of `chunks`,
+        in one forward."""
+        num_rows = sum(counts)
+        ends = num_rows + np.cumsum([length for _, length in chunks], dtype=np.int64)
+        last = [end - 1 for chunk, end in zip(chunks, ends.tolist(), strict=True) if _ends(*chunk)]
+        starts = [(sequence, sequence.num_computed, length) for sequence, length in chunks]
+        texts = [sequence.tokens[start : start + length] for sequence, start, length in starts]
+        blocks = [self._block(*span) for span in (*zip(seqs, counts, strict=True), *chunks)]
+        logit_rows = torch.tensor([*range(num_rows), *last], dtype=torch.int64) if chunks else None
+        logits, hidden = self._run(blocks, np.concatenate((flat, *texts)), logit_rows)
+        if hidden is not None and self.prefill_listener is not None:
+            for (sequence, start, length), end in zip(starts, ends.tolist(), strict=True):
+                self.prefill_listener(sequence, start, hidden[end - length : end])
+        joined = self._take_in(chunks, logits[num_rows:])
+        own = None if hidden is None else hidden[:num_rows]
+        return Forward(logits[:num_rows], own, sum(length for _, length in chunks), joined)
+
+    def _take_in(self, chunks: list[tuple[Sequence, int]], logits: torch.Tensor) -> tuple[Sequence, ...]:
+        """Note that prompt positions were computed, and sample the first tokens of those that ended, from `logits`.
+
+        Returns the sequences whose prompt is complete.
+        """
+        first = [chunk[0] for chunk in chunks if _ends(*chunk)]
+        tokens = self.sample(Forward(logits, None), first, np.ones(len(first), dtype=np.int64))
+        for sequence, length in chunks:
+            sequence.num_computed += length
+        for sequence, token in zip(first, tokens.tolist(), strict=True):
+            sequence.append(token)
+            sequence.keep_logprobs(1)
+        for sequence, _ in chunks:
+            self._scheduler.settle(sequence)
+        return tuple(sequence for sequence, _ in chunks if sequence.status != "prefilling")
+
+    def _block(self, sequence: Sequence, count: int) -> Block:
+        """The next `count` positions of a sequence, from those that are computed on."""
+        row, context = sequence.slot_row, sequence.num_computed + count
+        return Block(count, context, self.slots.slots(row)[:context], self.slots.run_start(row, context))
 
     def _run(
         self, blocks: list[Block], flat: IntArray, logit_rows: torch.Tensor | None
@@ -301,3 +318,8 @@ class Engine:
         context = min(128, self.max_context, self.options.num_slots // 2)
         self.probe_forward([1], context)
         self.probe_forward([min(4, context)] * 2, context)
+
+
+def _ends(sequence: Sequence, length: int) -> bool:
+    """Whether the next `length` positions complete a prompt whose first token is yet to be sampled."""
+    return sequence.num_generated == 0 and sequence.num_computed + length == sequence.prompt_length

@@ -54,7 +54,7 @@ class EngineOptions:
     threads        CPU threads of a forward, at most one per CPU; 0 measures at start and takes the faster, robustly
     num_slots      token positions the KV cache holds over all requests
     max_requests   requests that may hold slots at once
-    prefill_chunk  prompt tokens computed per scheduling step
+    prefill_chunk  prompt tokens computed per forward, beside the rows of running requests
     max_context    longest prompt + output of one request, in tokens
     max_rows       most rows one request may bring to a forward: 1 + the longest draft
     """

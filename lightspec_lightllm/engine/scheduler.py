@@ -57,29 +57,28 @@ class Scheduler:
             spare -= needed
 
     def next_chunks(self) -> list[tuple[Sequence, int]]:
-        """Stretches of prompt for one prefill forward, oldest first, with slots for all of them."""
+        """Stretches of prompt for one forward, oldest first, with slots for all of them."""
         chunks: list[tuple[Sequence, int]] = []
         budget = self.options.prefill_chunk
         for sequence in self.with_status("prefilling"):
-            length = min(budget, sequence.prefill_target - sequence.num_computed)
-            if length == 0 or sequence.status != "prefilling":  # paused for an older one
+            if sequence.status != "prefilling":  # paused for an older one
                 continue
-            if self._extend(sequence, sequence.num_computed + length):
+            length = min(budget, sequence.prefill_target - sequence.num_computed)
+            if self._reserve(sequence, length) and length:
                 chunks.append((sequence, length))
                 budget -= length
+        return self.still_prefilling(chunks)
+
+    @staticmethod
+    def still_prefilling(chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Those whose sequence was not paused since."""
         return [(sequence, length) for sequence, length in chunks if sequence.status == "prefilling"]
 
     def reserve(self, rows: int) -> list[Sequence]:
         """Slots for `rows` rows of every running sequence; the running sequences that have them."""
         for sequence in self.with_status("running"):
-            if sequence.status != "running":  # paused for an older one
-                continue
-            target = sequence.num_computed + rows
-            if self.slots.length(sequence.slot_row) > target:  # reserved earlier, never committed
-                self.slots.trim(sequence.slot_row, target)
-            if self._extend(sequence, target):
-                sequence.num_reserved = rows
-                sequence.num_forwarded = 0
+            if sequence.status == "running":  # not paused for an older one
+                self._reserve(sequence, rows)
         return self.with_status("running")
 
     def settle(self, sequence: Sequence) -> None:
@@ -110,6 +109,17 @@ class Scheduler:
     def _growth(self, sequence: Sequence, rows: int) -> int:
         """Slots an active sequence still wants for its prefill and its next round."""
         return max(0, len(sequence.tokens) + rows - self.slots.length(sequence.slot_row))
+
+    def _reserve(self, sequence: Sequence, count: int) -> bool:
+        """Slots for `count` positions past the computed ones, no more; False: it paused itself."""
+        target = sequence.num_computed + count
+        if self.slots.length(sequence.slot_row) > target:  # reserved earlier, never computed
+            self.slots.trim(sequence.slot_row, target)
+        if not self._extend(sequence, target):
+            return False
+        sequence.num_reserved = count
+        sequence.num_forwarded = 0
+        return True
 
     def _extend(self, sequence: Sequence, length: int) -> bool:
         """Slots for positions 0..length-1, pausing the youngest until there are enough; False: it paused itself."""

@@ -23,8 +23,8 @@ class Bucket:
 
     ``t``: the second (Unix time); ``running`` and ``waiting``: requests, last seen; ``fallback``: see `RoundEvent`;
     sums, left out of a second without rounds: ``rounds``, ``requests``, ``rows`` (B), ``steps`` (d as planned),
-    ``made`` (d as drafted), and others named as in `RoundEvent`; ``error``: over the ``timed`` rounds that had a
-    prediction, ``|measured - predicted| / predicted``;
+    ``made`` (d as drafted), and others named as in `RoundEvent`; over the ``timed`` rounds that had a prediction,
+    ``error``: ``|measured - predicted| / predicted``, and ``timed_ms``: what they took;
     ``decisions``: [budget per request in halves, d as drafted, rounds];
     ``stages``: by stage [bin, rounds], bin b beginning at ``10^(b / 16)`` microseconds; ``stage_ms``: sums by stage;
     ``tried``, ``right``: counts by depth; ``by_depth``, ``survival``, ``confidence``: [counts, sums of the foretold
@@ -73,7 +73,7 @@ class Bucket:
         )
         if event.predicted_ms > 0:
             error = abs(event.measured_ms - event.predicted_ms) / event.predicted_ms
-            self._sum(timed=1, predicted_ms=event.predicted_ms, error=error)
+            self._sum(timed=1, predicted_ms=event.predicted_ms, timed_ms=event.measured_ms, error=error)
             if len(self._points) < MAX_POINTS:
                 self._points.append((event.predicted_ms, event.measured_ms, event.num_requests))
         self._decisions[round(2 * event.verify_rows / event.num_requests), event.steps_made] += 1

@@ -67,10 +67,10 @@ class RoundEvent:
         accepted: of them were accepted; the target's own tokens are not counted.
         committed: tokens kept, the target's own included.
         predicted_tokens: committed tokens that the plan expected, or 0 where it expects nothing.
-        predicted_ms: the time that the plan expected of the round, or 0.
-        measured_ms: the time that it took, without scheduling and prefill.
+        predicted_ms: the time that the plan expected of the round, or 0; 0 too where prompts were read in it.
+        measured_ms: the time that it took, without scheduling.
         off_ms: by the cost table, the time of a round of these requests without speculation, corrected as the plan's
-            own prediction is; or 0 where the planner has no costs.
+            own prediction is, and what reading prompts added to this round; or 0 where the planner has no costs.
         planner_us: time spent planning and observing.
         stage_ms: time of each of `STAGES`.
         probe: whether the round was made to learn.
@@ -158,7 +158,7 @@ class RoundReporter:
             accepted=int(hits.sum()),
             committed=int(record.committed.sum()),
             predicted_tokens=plan.predicted_tokens,
-            predicted_ms=plan.predicted_ms,
+            predicted_ms=0.0 if record.prompt_tokens else plan.predicted_ms,
             measured_ms=record.round_ms,
             off_ms=self._off_ms(planner, record),
             planner_us=planner_us,
@@ -186,7 +186,8 @@ class RoundReporter:
         if abs(context - self._context) > CONTEXT_STEP * self._context:
             self._context = context
         correction = plan.predicted_ms / plan.table_ms if plan.table_ms > 0 and plan.predicted_ms > 0 else 1.0
-        return costs.target_ms(num_requests, num_requests, self._context) * correction
+        prompts_ms = record.round_ms - plan.predicted_ms if record.prompt_tokens and plan.predicted_ms > 0 else 0.0
+        return costs.target_ms(num_requests, num_requests, self._context) * correction + max(prompts_ms, 0.0)
 
 
 def _bins(probability: FloatArray) -> IntArray:

@@ -18,10 +18,10 @@ from lightspec_lightllm.decode import Round, Verdict
 from lightspec_lightllm.decode.host import IntArray
 from lightspec_lightllm.drafters import NgramDrafter
 from lightspec_lightllm.drafters.hybrid import HybridDrafter
-from lightspec_lightllm.engine import Engine, SamplingParams
+from lightspec_lightllm.engine import Engine, SamplingParams, Sequence
 from lightspec_lightllm.engine.options import EngineOptions
 from lightspec_lightllm.engine.sampling import distribution
-from lightspec_lightllm.planner import BatchView, Plan, make_planner
+from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
 from tests.adapters.adversaries import KnowingDrafter, WildPlanner, serve
 from tests.adapters.test_embedded_lossless import COSTS, GREEDY, SAMPLED, alone, requests, tiny_head_drafter
 from tests.engine.tiny_llama import tiny_engine, write_tiny_gguf
@@ -159,6 +159,65 @@ def test_no_more_is_drafted_than_a_request_may_still_generate() -> None:
             assert drafted <= left[int(request)] - 1
             left[int(request)] -= int(kept)
     assert set(left.values()) == {0}
+
+
+class ListeningPlanner:
+    """A planner that notes what it is fed back."""
+
+    def __init__(self, inner: Planner) -> None:
+        self.inner = inner
+        self.max_draft_steps = inner.max_draft_steps
+        self.counters = inner.counters
+        self.heard: list[RoundFeedback] = []
+
+    def plan(self, view: BatchView) -> Plan:
+        return self.inner.plan(view)
+
+    def observe(self, feedback: RoundFeedback) -> None:
+        self.heard.append(feedback)
+        self.inner.observe(feedback)
+
+
+@pytest.mark.parametrize("name", ["head", "ngram"])
+def test_a_prompt_that_is_read_beside_rows_is_drafted_for_in_the_same_round(name: str) -> None:
+    engine = tiny_engine()
+    drafter = NgramDrafter(max_draft_steps=3) if name == "ngram" else tiny_head_drafter(engine, 3)
+    loop = Round(EmbeddedHost(engine, drafter, 3), make_planner("fixed:3", COSTS, max_draft_steps=3))
+    params = replace(GREEDY, max_tokens=20, ignore_eos=True)
+    engine.submit([5, 9, 5, 9, 5, 9], params)
+    loop.step()
+    new = engine.submit([7, 8, 7, 8, 7, 8, 7, 8], params)
+    during, after = loop.step(), loop.step()
+    assert during is not None
+    assert after is not None
+    assert (during.num_requests, during.prompt_tokens) == (1, 8)
+    assert after.request_ids.tolist()[1] == new.request_id
+    looked_up = NgramDrafter(max_draft_steps=3).propose([seq_of(new.tokens[:9], 8)], 3).lengths[0]
+    assert after.drafted[1] == (looked_up if name == "ngram" else 3)
+    loop.host.check_slots()
+
+
+def seq_of(tokens: list[int], prompt_length: int) -> Sequence:
+    """A request with this text."""
+    sequence = Sequence(0, tokens[:prompt_length], GREEDY, 0, tiny_engine().tokenizer)
+    sequence.tokens = list(tokens)
+    return sequence
+
+
+def test_a_round_that_read_prompts_is_no_measure_of_its_plan() -> None:
+    engine = tiny_engine(prefill_chunk=4)
+    planner = ListeningPlanner(make_planner("lightspec", COSTS, max_draft_steps=3, drafter="free"))
+    loop = Round(EmbeddedHost(engine, NgramDrafter(max_draft_steps=3), 3), planner)
+    params = replace(GREEDY, max_tokens=12, ignore_eos=True)
+    records = []
+    for prompt in ([5, 9, 5], [7, 8, 7, 8, 7, 8, 7, 8, 7]):
+        engine.submit(prompt, params)
+        records += [record for _ in range(4) if (record := loop.step()) is not None]
+    assert [record.prompt_tokens for record in records] == [3, 0, 0, 0, 4, 4, 1, 0]
+    for record, feedback in zip(records, planner.heard, strict=True):
+        assert (feedback.measured_ms is None) == (record.prompt_tokens > 0)
+        if feedback.measured_ms is not None:
+            assert feedback.measured_ms == record.round_ms > 0
 
 
 class FailingPlanner(WildPlanner):

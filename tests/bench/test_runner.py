@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_metrics_follow_their_definitions() -> None:
     assert metrics.accepted_per_verified == metrics.accepted_per_drafted == pytest.approx(1.0)
     assert (metrics.verify_rows_per_round, metrics.draft_steps_per_round) == (3.0, 2.0)
     assert metrics.decode_throughput == pytest.approx(7 / (3 * 0.004))
+
+
+def test_times_of_decoding_are_those_of_rounds_that_read_no_prompts() -> None:
+    host = FakeHost()
+    run = ClosedLoop([([1, 2], SamplingParams(max_tokens=7))], 1).run(host, host.rounds("lightspec"))
+    first, *rest = run.rounds
+    slow = replace(first, prompt_tokens=9, target_ms=50.0, draft_ms=20.0)
+    metrics = measure(replace(run, rounds=(slow, *rest)))
+    assert metrics.decode_throughput == pytest.approx((7 - first.committed) / (2 * 0.004))
+    assert (metrics.target_ms_per_round, metrics.draft_ms_per_round) == pytest.approx((1.0, 1.0))
+    assert metrics.mean_accept_length == measure(run).mean_accept_length
+    assert measure(replace(run, rounds=(slow,))).decode_throughput == 0.0
 
 
 def test_what_never_happened_has_no_number() -> None:

@@ -119,6 +119,27 @@ def test_what_was_foretold_of_drafts_is_tallied_as_one_would_by_hand() -> None:
         assert sum(event.survival.right) == event.accepted
 
 
+def test_a_round_that_read_prompts_is_not_held_against_its_plan() -> None:
+    rounds, clock = rounds_of(), Clock()
+    reporter, telemetry = RoundReporter(rounds), Telemetry(ABOUT, clock=clock)
+    for _ in range(20):
+        record = rounds.step()
+    assert record is not None
+    slow = dataclasses.replace(
+        record, prompt_tokens=100, seconds=record.seconds | {"target": record.seconds["target"] + 0.2}
+    )
+    plain, reading = (reporter.event(each, num_waiting=0, time=1000.0) for each in (record, slow))
+    assert (plain.predicted_ms, reading.predicted_ms) == (record.plan.predicted_ms, 0.0)
+    assert reading.measured_ms == pytest.approx(plain.measured_ms + 200.0)
+    prompts_ms = reading.measured_ms - record.plan.predicted_ms
+    assert reading.off_ms == pytest.approx(plain.off_ms + prompts_ms), "without speculation they are read too"
+    for event in (plain, reading):
+        telemetry.add(event)
+    clock.now += 2
+    (bucket,) = (bucket for bucket in buckets_of(telemetry) if bucket.get("rounds"))
+    assert (bucket["timed"], bucket["timed_ms"]) == (1, pytest.approx(plain.measured_ms, abs=1e-3))
+
+
 def test_reporting_changes_no_plan() -> None:
     plain, reported = rounds_of(), rounds_of()
     without = []

@@ -83,7 +83,7 @@ export function prediction({ total }, colours) {
       yaxis: axis(colours, { title: { text: "Measured ms" }, range: limits, nticks: 6 }),
     }),
     note: total.timed
-      ? `Off by ${percent(total.error / total.timed, 1)} on average; in sum, measured is ${percent(ratio(total.measured_ms, total.predicted_ms))} of predicted.`
+      ? `Off by ${percent(total.error / total.timed, 1)} on average; in sum, measured is ${percent(ratio(total.timed_ms, total.predicted_ms))} of predicted.`
         + (beyond ? ` ${beyond} of ${points.length} dots lie beyond.` : "")
       : "No rounds in the time shown.",
   };

@@ -2,7 +2,7 @@
 
 const SCALARS = [
   "rounds", "requests", "rows", "steps", "made", "drafted", "verified", "accepted", "committed", "predicted_tokens",
-  "predicted_ms", "measured_ms", "off_ms", "planner_us", "probes", "timed", "error",
+  "predicted_ms", "measured_ms", "off_ms", "planner_us", "probes", "timed", "timed_ms", "error",
 ];
 const TALLIES = ["by_depth", "survival", "confidence"];
 

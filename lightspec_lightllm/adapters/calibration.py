@@ -18,6 +18,14 @@ from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray
 
 REPEATS = 8
+"""Times that every size is measured."""
+
+OFTEN = 2
+"""Times as often that the sizes of `USUAL` are: a few per cent between them decide most plans, and they take less."""
+
+USUAL = (16, 32)
+"""Requests and rows of a forward up to which sizes are measured often; drafts by their requests."""
+
 CONTEXT = 256
 
 SHAPES = {
@@ -67,7 +75,9 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
         stands.begin()
         runs = [_target_run(engine, *shape) for shape in shapes]
         runs += [stands.run(*draft) for draft in (*drafts[:1], *drafts)]
-        times = steady(_times(runs, progress)).tolist()
+        often = [count <= USUAL[0] and rows <= USUAL[1] for count, rows, _ in shapes]
+        often += [count <= USUAL[0] for count, _ in (*drafts[:1], *drafts)]
+        times = steady(_times(runs, often, progress)).tolist()
     finally:
         engine.model.capture_layers = capture
         stands.release()
@@ -161,23 +171,28 @@ def tabulate(
 
 
 def steady(times: FloatArray) -> FloatArray:
-    """float[S]: what shapes take on an undisturbed machine, from float[P, S] passes over all of them.
+    """float[S]: what shapes take on an undisturbed machine, from float[P, S] passes; NaN: not of that pass.
 
     A machine whose speed changes from one pass to the next changes all shapes of a pass alike, so passes are first
     brought to one speed. Other processes can only add time, so the lower quartile of a shape's times counts.
     """
-    speed = np.median(times / np.median(times, axis=0), axis=1, keepdims=True)
-    return cast(FloatArray, np.quantile(times / speed, 0.25, axis=0))
+    speed = np.nanmedian(times / np.nanmedian(times, axis=0), axis=1, keepdims=True)
+    return cast(FloatArray, np.nanquantile(times / speed, 0.25, axis=0))
 
 
-def _times(runs: list[Run], progress: ProgressListener | None = None) -> FloatArray:
-    """float[REPEATS, S], milliseconds of each run: all in turn, several times, after one that warms up."""
-    times = np.zeros((REPEATS + 1, len(runs)))
-    for repeat in range(REPEATS + 1):
-        for index, run in enumerate(runs):
-            times[repeat, index] = run()
+def _times(runs: list[Run], often: Sequence[bool], progress: ProgressListener | None = None) -> FloatArray:
+    """float[P, S], milliseconds of each run, in passes after one that warms up: one over all, then those over the runs
+    that are measured `OFTEN`, and NaN for the others, in turn."""
+    every, few = range(len(runs)), [index for index, wanted in enumerate(often) if wanted]
+    passes = [every, *([every, *[few] * (OFTEN - 1)] if few else [every]) * REPEATS]
+    times = np.full((len(passes), len(runs)), np.nan)
+    done, total = 0, sum(len(indices) for indices in passes)
+    for number, indices in enumerate(passes):
+        for index in indices:
+            times[number, index] = runs[index]()
+            done += 1
             if progress is not None:
-                progress("measuring costs", repeat * len(runs) + index + 1, (REPEATS + 1) * len(runs))
+                progress("measuring costs", done, total)
     return times[1:]
 
 

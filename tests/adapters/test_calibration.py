@@ -45,7 +45,9 @@ def test_what_undisturbed_shapes_take_is_found_on_a_machine_that_changes_its_spe
     truth = rng.uniform(40.0, 200.0, 45)
     speed = np.exp(rng.normal(0.0, 0.3, (calibration.REPEATS, 1)))
     disturbed = np.where(rng.random((calibration.REPEATS, 45)) < 0.05, rng.uniform(1.2, 3.0), 1.0)
-    found = calibration.steady(truth * speed * disturbed * rng.normal(1.0, 0.01, disturbed.shape))
+    times = truth * speed * disturbed * rng.normal(1.0, 0.01, disturbed.shape)
+    times[1::2, rng.random(45) < 0.3] = np.nan  # not of every pass
+    found = calibration.steady(times)
     np.testing.assert_allclose(found / truth, np.median(found / truth), rtol=0.05)
 
 
@@ -159,11 +161,25 @@ def test_a_draft_is_told_apart_into_its_start_and_its_steps(monkeypatch: pytest.
     one_pass: list[tuple[Any, ...]] = [("forward", 1, 256, (1,))] * 2
     for n, steps in shapes[:1] + shapes:  # the first counts the second time
         one_pass += [("forward", n, 256, (1,)), ("observe", n, 2), ("propose", n, steps)]
-    assert drafter.calls == [("propose", 16, 1)] + one_pass * 3
-    total = 3 * (3 + len(shapes))
+    assert drafter.calls == [("propose", 16, 1)] + one_pass * 5  # to warm up, and twice two, since none is large
+    total = 5 * (3 + len(shapes))
     assert seen == [(done, total) for done in range(1, total + 1)]
     costs = cost_model(table)
     assert costs.draft_ms("serial_no_kv", 16, 16, 3, block=1) == pytest.approx(1.0 + 0.5 * 16 + 3 * 6.0)
+
+
+def test_large_sizes_are_measured_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "USUAL", (2, 3))
+    drafter = Clocked(lambda _: 1.0, lambda _: 2.0)
+    seen: list[tuple[int, int]] = []
+    engine = small_engine(max_requests=4)
+    table = clocked_measurement(monkeypatch, engine, drafter, lambda _, done, total: seen.append((done, total)))
+    assert table["draft_ms"] == pytest.approx({1: 2.0, 2: 2.0, 4: 2.0})
+    drafts = [call[1] for call in drafter.calls if call[0] == "propose"][1:]
+    assert drafts == [1, 1, 1, 2, 2, 4, 4] + [1, 1, 1, 2, 2, 4, 4, 1, 1, 1, 2, 2] * 2
+    forwards = 3 * 2 + 2 * 1  # of two sizes three times, of the one row twice more
+    assert len(seen) == seen[-1][1] == forwards + len(drafts)
+    assert len([call for call in drafter.calls if call[0] == "forward"]) == forwards + len(drafts)
 
 
 def test_a_drafter_of_a_single_step_is_all_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +288,7 @@ def test_a_drafter_that_looks_up_first_is_measured_where_it_must_draft(monkeypat
     monkeypatch.setattr(HeadDrafter, "propose", count)
     table = calibration.measure(engine, hybrid)
     assert set(table["draft_ms"]) == set(table["draft_start_ms"]) == {1, 4}
-    assert rest == [(4, 1), *[(1, 1), (1, 1), (1, 4), (4, 1), (4, 4)] * (1 + calibration.REPEATS)]
+    assert rest == [(4, 1), *[(1, 1), (1, 1), (1, 4), (4, 1), (4, 4)] * (1 + calibration.REPEATS * calibration.OFTEN)]
     assert not hybrid._head._backlogs
 
 

@@ -61,7 +61,9 @@ COMMITTED_TOKENS = Metric(f"{PREFIX}committed_tokens", "counter", "Tokens of rou
 WASTED_ROWS = Metric(f"{PREFIX}wasted_rows", "counter", "Rows of the target that gave no token: rejected and padding")
 VERIFY_ROWS = Metric(f"{PREFIX}verify_rows", "histogram", "Rows of the target per round without padding", buckets=ROWS)
 DRAFT_STEPS = Metric(f"{PREFIX}draft_steps", "histogram", "Draft steps per round", buckets=STEPS)
-ROUND_SECONDS = Metric(f"{PREFIX}round_seconds", "histogram", "Measured time of rounds", buckets=SECONDS)
+ROUND_SECONDS = Metric(
+    f"{PREFIX}round_seconds", "histogram", "Measured time of rounds that read no prompts", buckets=SECONDS
+)
 PREDICTED_SECONDS = Metric(
     f"{PREFIX}predicted_round_seconds", "histogram", "What was predicted for the measured rounds", buckets=SECONDS
 )

@@ -174,9 +174,11 @@ def steady(times: FloatArray) -> FloatArray:
     """float[S]: what shapes take on an undisturbed machine, from float[P, S] passes; NaN: not of that pass.
 
     A machine whose speed changes from one pass to the next changes all shapes of a pass alike, so passes are first
-    brought to one speed. Other processes can only add time, so the lower quartile of a shape's times counts.
+    brought to one speed, as the shapes tell that are of every pass. Other processes can only add time, so the lower
+    quartile of a shape's times counts.
     """
-    speed = np.nanmedian(times / np.nanmedian(times, axis=0), axis=1, keepdims=True)
+    whole = times[:, ~np.isnan(times).any(axis=0)]
+    speed = np.median(whole / np.median(whole, axis=0), axis=1, keepdims=True)
     return cast(FloatArray, np.nanquantile(times / speed, 0.25, axis=0))
 
 

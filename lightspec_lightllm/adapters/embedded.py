@@ -45,9 +45,11 @@ class EmbeddedHost:
         # What another host computed of these, this one's drafter has not seen; a resume computes it again.
         self._begun = {seq.request_id for seq in (*engine.running, *engine.waiting) if seq.num_computed}
         self._drafts.clear()
-        if drafter is not None:
-            for request_id in self._begun:
-                drafter.release(request_id)
+        before = getattr(engine.release_listener, "__self__", None)
+        for known in (drafter, before.drafter if isinstance(before, EmbeddedHost) else None):
+            if known is not None:
+                for request_id in self._begun:
+                    known.release(request_id)  # the host before is not told of their end
         engine.model.capture_layers = drafter.capture_layers if drafter is not None else ()
         engine.prefill_listener = self._prefill if drafter is not None else None
         engine.release_listener = self._release

@@ -49,12 +49,12 @@ class Metrics:
     verify_rows_per_round: float
     draft_steps_per_round: float
     mean_running_requests: float
-    decode_throughput: float
-    """Committed tokens per second of planning, target, drafting and commit, in rounds that read no prompts."""
+    decode_throughput: float | None
+    """Committed tokens per second of rounds that read no prompts, all but admission. None: all rounds read some."""
     plan_ms_per_round: float
-    draft_ms_per_round: float
-    target_ms_per_round: float
-    """The last two over rounds that read no prompts."""
+    draft_ms_per_round: float | None
+    target_ms_per_round: float | None
+    """The last two over rounds that read no prompts. None: all did."""
 
 
 def measure(run: RunResult) -> Metrics:
@@ -101,10 +101,10 @@ def measure(run: RunResult) -> Metrics:
         verify_rows_per_round=_mean([r.verify_rows for r in rounds]),
         draft_steps_per_round=_mean([r.draft_steps for r in rounds]),
         mean_running_requests=_mean([r.num_requests for r in rounds]),
-        decode_throughput=1e3 * (_ratio(sum(r.committed for r in decoding), decode_ms) or 0.0),
+        decode_throughput=_ratio(1e3 * sum(r.committed for r in decoding), decode_ms),
         plan_ms_per_round=_mean([r.plan_ms for r in rounds]),
-        draft_ms_per_round=_mean([r.draft_ms for r in decoding]),
-        target_ms_per_round=_mean([r.target_ms for r in decoding]),
+        draft_ms_per_round=_ratio(sum(r.draft_ms for r in decoding), len(decoding)),
+        target_ms_per_round=_ratio(sum(r.target_ms for r in decoding), len(decoding)),
     )
 
 

@@ -153,6 +153,8 @@ class Engine:
         scheduler, missed = self._scheduler, bool(self._chunks)
         self._chunks = []
         scheduler.apply_cancels()
+        if not scheduler.live:
+            self._prompt_tokens = 0
         scheduler.admit(rows)
         chunks = scheduler.next_chunks()
         running = scheduler.reserve(rows)
@@ -172,6 +174,10 @@ class Engine:
             raise RequestError("a forward needs at least one sequence")
         counts = np.asarray(rows, dtype=np.int64)
         for sequence, count in zip(seqs, counts.tolist(), strict=True):
+            if sequence.status != "running":
+                raise SlotError(
+                    f"request {sequence.request_id} is {sequence.status}; those that schedule() returned bring rows"
+                )
             if not 1 <= count <= sequence.num_reserved:
                 raise SlotError(
                     f"request {sequence.request_id} brings {count} rows, {sequence.num_reserved} are reserved; "
@@ -247,27 +253,31 @@ class Engine:
         num_rows = sum(counts)
         ends = num_rows + np.cumsum([length for _, length in chunks], dtype=np.int64)
         last = [end - 1 for chunk, end in zip(chunks, ends.tolist(), strict=True) if _ends(*chunk)]
-        starts = [(sequence, sequence.num_computed, length) for sequence, length in chunks]
-        texts = [sequence.tokens[start : start + length] for sequence, start, length in starts]
+        texts = [s.tokens[s.num_computed : s.num_computed + length] for s, length in chunks]
         blocks = [self._block(*span) for span in (*zip(seqs, counts, strict=True), *chunks)]
         logit_rows = torch.tensor([*range(num_rows), *last], dtype=torch.int64) if chunks else None
         logits, hidden = self._run(blocks, np.concatenate((flat, *texts)), logit_rows)
-        if hidden is not None and self.prefill_listener is not None:
-            for (sequence, start, length), end in zip(starts, ends.tolist(), strict=True):
-                self.prefill_listener(sequence, start, hidden[end - length : end])
-        joined = self._take_in(chunks, logits[num_rows:])
+        read = [
+            None if hidden is None else hidden[end - n : end] for (_, n), end in zip(chunks, ends.tolist(), strict=True)
+        ]
+        joined = self._take_in(chunks, logits[num_rows:], read)
         own = None if hidden is None else hidden[:num_rows]
         return Forward(logits[:num_rows], own, sum(length for _, length in chunks), joined)
 
-    def _take_in(self, chunks: list[tuple[Sequence, int]], logits: torch.Tensor) -> tuple[Sequence, ...]:
-        """Note that prompt positions were computed, and sample the first tokens of those that ended, from `logits`.
+    def _take_in(
+        self, chunks: list[tuple[Sequence, int]], logits: torch.Tensor, hidden: list[torch.Tensor | None]
+    ) -> tuple[Sequence, ...]:
+        """Sample the first tokens of the prompts that are complete, from `logits`, and note what was computed.
 
         Returns the sequences whose prompt is complete.
         """
         first = [chunk[0] for chunk in chunks if _ends(*chunk)]
         tokens = self.sample(Forward(logits, None), first, np.ones(len(first), dtype=np.int64))
-        for sequence, length in chunks:
+        for (sequence, length), states in zip(chunks, hidden, strict=True):
+            start = sequence.num_computed
             sequence.num_computed += length
+            if states is not None and self.prefill_listener is not None:
+                self.prefill_listener(sequence, start, states)
         for sequence, token in zip(first, tokens.tolist(), strict=True):
             sequence.append(token)
             sequence.keep_logprobs(1)

@@ -17,7 +17,8 @@ class Sequence:
 
     tokens         prompt and generated tokens
     num_computed   positions whose KV is computed and kept
-    num_reserved   rows reserved past num_computed for the coming forward; 0 between a commit and the next scheduling
+    num_reserved   rows, or prompt positions, past num_computed that the coming forward may compute; 0 between a commit
+                   and the next scheduling
     slot_row       row of the slot table while it holds slots, else -1
     arrival        order of submission
     top_logprobs   likeliest tokens to report with each generated one; None: report no probabilities

@@ -23,8 +23,9 @@ class Bucket:
 
     ``t``: the second (Unix time); ``running`` and ``waiting``: requests, last seen; ``fallback``: see `RoundEvent`;
     sums, left out of a second without rounds: ``rounds``, ``requests``, ``rows`` (B), ``steps`` (d as planned),
-    ``made`` (d as drafted), and others named as in `RoundEvent`; over the ``timed`` rounds that had a prediction,
-    ``error``: ``|measured - predicted| / predicted``, and ``timed_ms``: what they took;
+    ``made`` (d as drafted), and others named as in `RoundEvent`; over the ``plain`` rounds that read no prompts,
+    ``plain_requests``, ``plain_committed``, ``measured_ms`` and ``off_ms``; over the ``timed`` rounds that had a
+    prediction, ``predicted_ms``, ``error``: ``|measured - predicted| / predicted``, and ``timed_ms``: what they took;
     ``decisions``: [budget per request in halves, d as drafted, rounds];
     ``stages``: by stage [bin, rounds], bin b beginning at ``10^(b / 16)`` microseconds; ``stage_ms``: sums by stage;
     ``tried``, ``right``: counts by depth; ``by_depth``, ``survival``, ``confidence``: [counts, sums of the foretold
@@ -66,11 +67,17 @@ class Bucket:
             accepted=event.accepted,
             committed=event.committed,
             predicted_tokens=event.predicted_tokens,
-            measured_ms=event.measured_ms,
-            off_ms=event.off_ms,
             planner_us=event.planner_us,
             probes=int(event.probe),
         )
+        if not event.prompt_tokens:
+            self._sum(
+                plain=1,
+                plain_requests=event.num_requests,
+                plain_committed=event.committed,
+                measured_ms=event.measured_ms,
+                off_ms=event.off_ms,
+            )
         if event.predicted_ms > 0:
             error = abs(event.measured_ms - event.predicted_ms) / event.predicted_ms
             self._sum(timed=1, predicted_ms=event.predicted_ms, timed_ms=event.measured_ms, error=error)

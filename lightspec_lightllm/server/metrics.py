@@ -103,7 +103,8 @@ class Metrics(Listener):
         self._counter(names.PLANNER_SECONDS).inc(event.planner_us / 1e6)
         self._histogram(names.VERIFY_ROWS).observe(event.verify_rows)
         self._histogram(names.DRAFT_STEPS).observe(event.draft_steps)
-        self._histogram(names.ROUND_SECONDS).observe(event.measured_ms / 1e3)
+        if not event.prompt_tokens:
+            self._histogram(names.ROUND_SECONDS).observe(event.measured_ms / 1e3)
         if event.predicted_ms > 0:
             self._histogram(names.PREDICTED_SECONDS).observe(event.predicted_ms / 1e3)
         for stage, ms in zip(STAGES, event.stage_ms, strict=True):

@@ -17,7 +17,8 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 STAGES = ("schedule", "plan", "target", "commit", "draft")
-"""The stages of a round in their order; schedule is admission, prefill and the reservation of slots."""
+"""The stages of a round in their order; schedule is admission and the reservation of slots; the
+target reads prompts beside the rows."""
 
 NUM_BINS = 10
 """Bins of equal width that probabilities are compared with outcomes in."""
@@ -59,6 +60,7 @@ class RoundEvent:
         num_requests: N.
         num_waiting: requests that wait for admission.
         context_tokens: tokens in the KV cache before the round.
+        prompt_tokens: read beside the rows or since the round before; the times are then theirs too.
         verify_rows: B.
         draft_steps: d as planned.
         steps_made: d as drafted; a chain that ends early and requests about to end make fewer.
@@ -70,7 +72,7 @@ class RoundEvent:
         predicted_ms: the time that the plan expected of the round, or 0; 0 too where prompts were read in it.
         measured_ms: the time that it took, without scheduling.
         off_ms: by the cost table, the time of a round of these requests without speculation, corrected as the plan's
-            own prediction is, and what reading prompts added to this round; or 0 where the planner has no costs.
+            own prediction is; or 0 where the planner has no costs.
         planner_us: time spent planning and observing.
         stage_ms: time of each of `STAGES`.
         probe: whether the round was made to learn.
@@ -87,6 +89,7 @@ class RoundEvent:
     num_requests: int
     num_waiting: int
     context_tokens: int
+    prompt_tokens: int
     verify_rows: int
     draft_steps: int
     steps_made: int
@@ -150,6 +153,7 @@ class RoundReporter:
             num_requests=record.num_requests,
             num_waiting=num_waiting,
             context_tokens=record.context_tokens,
+            prompt_tokens=record.prompt_tokens,
             verify_rows=plan.verify_rows,
             draft_steps=plan.draft_steps,
             steps_made=record.draft_steps,
@@ -186,8 +190,7 @@ class RoundReporter:
         if abs(context - self._context) > CONTEXT_STEP * self._context:
             self._context = context
         correction = plan.predicted_ms / plan.table_ms if plan.table_ms > 0 and plan.predicted_ms > 0 else 1.0
-        prompts_ms = record.round_ms - plan.predicted_ms if record.prompt_tokens and plan.predicted_ms > 0 else 0.0
-        return costs.target_ms(num_requests, num_requests, self._context) * correction + max(prompts_ms, 0.0)
+        return costs.target_ms(num_requests, num_requests, self._context) * correction
 
 
 def _bins(probability: FloatArray) -> IntArray:

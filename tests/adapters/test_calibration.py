@@ -43,8 +43,9 @@ def test_tables_never_pay_for_rows_or_context() -> None:
 def test_what_undisturbed_shapes_take_is_found_on_a_machine_that_changes_its_speed(seed: int) -> None:
     rng = np.random.default_rng(seed)
     truth = rng.uniform(40.0, 200.0, 45)
-    speed = np.exp(rng.normal(0.0, 0.3, (calibration.REPEATS, 1)))
-    disturbed = np.where(rng.random((calibration.REPEATS, 45)) < 0.05, rng.uniform(1.2, 3.0), 1.0)
+    passes = calibration.REPEATS * calibration.OFTEN
+    speed = np.exp(rng.normal(0.0, 0.3, (passes, 1)))
+    disturbed = np.where(rng.random((passes, 45)) < 0.05, rng.uniform(1.2, 3.0), 1.0)
     times = truth * speed * disturbed * rng.normal(1.0, 0.01, disturbed.shape)
     times[1::2, rng.random(45) < 0.3] = np.nan  # not of every pass
     found = calibration.steady(times)

@@ -24,6 +24,7 @@ from lightspec_lightllm.engine.sampling import distribution
 from lightspec_lightllm.planner import BatchView, Plan, Planner, RoundFeedback, make_planner
 from tests.adapters.adversaries import KnowingDrafter, WildPlanner, serve
 from tests.adapters.test_embedded_lossless import COSTS, GREEDY, SAMPLED, alone, requests, tiny_head_drafter
+from tests.engine.driving import decode_alone
 from tests.engine.tiny_llama import tiny_engine, write_tiny_gguf
 
 
@@ -218,6 +219,50 @@ def test_a_round_that_read_prompts_is_no_measure_of_its_plan() -> None:
         assert (feedback.measured_ms is None) == (record.prompt_tokens > 0)
         if feedback.measured_ms is not None:
             assert feedback.measured_ms == record.round_ms > 0
+
+
+def test_a_drafter_forgets_requests_that_end_under_another_host() -> None:
+    engine = tiny_engine()
+    head = tiny_head_drafter(engine, 3)
+    runtime = EmbeddedRuntime(engine, head, COSTS, 3)
+    for prompt, own in requests(replace(GREEDY, max_tokens=8, ignore_eos=True), 3):
+        runtime.submit(prompt, own)
+    runtime.round("fixed:3").step()
+    assert head._backlogs
+    off = runtime.round("off")
+    while engine.has_work:
+        off.step()
+    assert not head._backlogs
+    assert len(head._cache) == 0
+
+
+def test_serving_goes_on_after_a_forward_that_failed_past_the_reading_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = replace(GREEDY, max_tokens=10, ignore_eos=True)
+    prompts = [[5, 9, 5, 9], [7, 8, 7, 8, 7]]
+    expected = [decode_alone(tiny_engine(), prompt, params).tokens for prompt in prompts]
+    engine = tiny_engine(prefill_chunk=4)
+    loop = Round(
+        EmbeddedHost(engine, tiny_head_drafter(engine, 3), 3), make_planner("fixed:3", COSTS, max_draft_steps=3)
+    )
+    old = engine.submit(prompts[0], params)
+    loop.step()
+    new = engine.submit(prompts[1], params)
+    loop.step()
+    assert new.num_computed == 4
+
+    def fail_once(*args: Any) -> IntArray:
+        monkeypatch.undo()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("lightspec_lightllm.engine.engine.sample_rows", fail_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loop.step()
+    while engine.has_work:
+        loop.step()
+        loop.host.check_slots()
+    assert [old.tokens, new.tokens] == expected
 
 
 class FailingPlanner(WildPlanner):

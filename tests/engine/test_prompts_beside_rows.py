@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lightspec_lightllm.engine import Engine, SamplingParams, Sequence
+from lightspec_lightllm.errors import SlotError
 from tests.engine.driving import decode_alone, no_drafts, run_plain, step
 from tests.engine.tiny_llama import tiny_engine
 
@@ -110,6 +111,28 @@ def test_a_prompt_that_is_cancelled_between_schedule_and_forward_ends_at_the_nex
     engine.check()
     run_plain(engine)
     assert engine.slots.num_free == engine.slots.num_slots
+
+
+def test_a_sequence_whose_prompt_is_being_read_brings_no_rows() -> None:
+    engine = tiny_engine()
+    (old,) = running(engine, [5, 6])
+    new = engine.submit([9, 10, 11], PARAMS)
+    seqs = engine.schedule(2)
+    with pytest.raises(SlotError, match=f"request {new.request_id} is prefilling; those that schedule"):
+        engine.forward([*seqs, new], *one_row_each(engine, [old, new]))
+    run_plain(engine)
+    assert new.tokens == decode_alone(tiny_engine(), [9, 10, 11], PARAMS, new.request_id).tokens
+
+
+def test_what_was_read_while_nobody_ran_is_not_another_requests() -> None:
+    engine = tiny_engine()
+    engine.submit([5, 6, 7], SamplingParams(max_tokens=1, ignore_eos=True))
+    assert engine.schedule(2) == []
+    assert engine.schedule(2) == []
+    sequence = engine.submit([9, 10], PARAMS)
+    seqs = engine.schedule(2)
+    assert seqs == [sequence]
+    assert engine.forward(seqs, *one_row_each(engine, seqs)).prompt_tokens == 2
 
 
 def test_a_cancelled_prompt_whose_chunk_no_forward_took_gives_its_slots_back() -> None:

@@ -52,7 +52,8 @@ def test_counters_agree_with_each_other_and_with_the_details(served: tuple[Clien
     assert metrics["lightspec_verify_rows_sum"] == rows
     assert metrics["lightspec_wasted_rows_total"] == rows - metrics["lightspec_committed_tokens_total"]
     rounds = metrics["lightspec_rounds_total"]
-    assert rounds == metrics["lightspec_draft_steps_count"] == metrics["lightspec_round_seconds_count"]
+    assert rounds == metrics["lightspec_draft_steps_count"]
+    assert rounds > metrics["lightspec_round_seconds_count"] > 0, "of rounds that read no prompts"
     assert rounds == metrics['lightspec_stage_seconds_count{stage="target"}']
     assert metrics["lightspec_planner_seconds_total"] > 0
     assert 0 <= metrics["lightspec_calibration_error"] <= 1

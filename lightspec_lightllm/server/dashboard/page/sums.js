@@ -2,7 +2,7 @@
 
 const SCALARS = [
   "rounds", "requests", "rows", "steps", "made", "drafted", "verified", "accepted", "committed", "predicted_tokens",
-  "predicted_ms", "measured_ms", "off_ms", "planner_us", "probes", "timed", "timed_ms", "error",
+  "predicted_ms", "plain", "plain_requests", "plain_committed", "measured_ms", "off_ms", "planner_us", "probes", "timed", "timed_ms", "error",
 ];
 const TALLIES = ["by_depth", "survival", "confidence"];
 
@@ -46,9 +46,10 @@ export function slices(buckets, begin, end, seconds) {
 
 export const ratio = (a, b) => (b > 0 ? a / b : null);
 
-/** Speed over no speculation: tokens per millisecond against those that the same requests would have made, by the cost table. */
+/** Speed over no speculation: tokens per millisecond against those that the same requests would have made, by the cost table;
+ * in rounds that read no prompts. */
 export const speedup = (total) =>
-  total.off_ms > 0 ? ratio(ratio(total.committed, total.measured_ms) ?? 0, total.requests / total.off_ms) : null;
+  total.off_ms > 0 ? ratio(ratio(total.plain_committed, total.measured_ms) ?? 0, total.plain_requests / total.off_ms) : null;
 
 /** Expected calibration error, 0..1. */
 export function calibrationError(tally) {

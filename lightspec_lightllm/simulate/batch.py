@@ -50,12 +50,15 @@ class Batch(ABC):
         unseen: int[slots], committed tokens that the drafter has yet to catch up on.
         drafts: what is true of the batch's drafts.
         waits: whether the host knows who has ended before it drafts: an asynchronous GPU host does not.
+        reads: whether a request that comes while others run joins them a round later, with drafts: its prompt is read
+            beside their rows.
         by_step: whether it knows the confidences of all requests after every draft step, so that it can end a draft.
         mixed: a number drawn from the scenario's seed and the run's, which further draws begin with.
     """
 
     drafts: Drafts
     waits = False
+    reads = False
     by_step = False
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -75,6 +78,7 @@ class Batch(ABC):
         self._length = np.zeros(capacity, dtype=np.int64)
         self._prompt = np.zeros(capacity, dtype=np.int64)
         self._paused: dict[int, int] = {}
+        self._reading: list[int] = []
         self._free = list(range(capacity))[::-1]
         self._num_requests = 0
 
@@ -107,6 +111,11 @@ class Batch(ABC):
         """int[N], tokens until the answer ends."""
         return np.asarray(self._length[self.slots] - self.position[self.slots])
 
+    @property
+    def drafted_for(self) -> IntArray:
+        """int[M], slots of those that are drafted for once a round has ended: who goes on, and who joins next."""
+        return np.concatenate((self.slots, np.array(self._reading, dtype=np.int64)))
+
     # --- the batch ----------------------------------------------------------------------------------------------------
 
     def open_round(self) -> None:
@@ -116,7 +125,9 @@ class Batch(ABC):
         wanted = int(self._counts[at])
         chance = self._events.random(2 + int(self._counts.max()))
         requests = self.scenario.requests
-        running = self.slots.tolist()
+        running = [*self.slots.tolist(), *self._reading]
+        self._reading = []
+        beside = self.reads and bool(running)
         if requests.pauses:
             for slot, draw in zip(running[1:], chance[2:].tolist(), strict=False):
                 if draw < requests.pauses:
@@ -129,10 +140,10 @@ class Batch(ABC):
         while len(running) > wanted:
             self._pause(running.pop(), self.round)
         back = [slot for slot, until in self._paused.items() if until <= self.round]
-        while len(running) < wanted:
+        while len(running) + len(self._reading) < wanted:
             slot = back.pop(0) if back else self._admit()
-            self._paused.pop(slot, None)
-            running.append(slot)
+            joins = self._paused.pop(slot, None) is not None or not beside
+            (running if joins else self._reading).append(slot)
         self.slots = np.array(running, dtype=np.int64)
         self.drafts = self.look(self.slots, self.position[self.slots])
 
@@ -166,8 +177,8 @@ class Batch(ABC):
         self.slots = self.slots[~done]
 
     def propose(self, steps: int) -> None:
-        """Draft so many tokens for each request that goes on."""
-        self.proposed[self.slots] = steps
+        """Draft so many tokens for each of `drafted_for`."""
+        self.proposed[self.drafted_for] = steps
 
     def expected_tokens(self, verified: IntArray) -> float:
         """Tokens that verifying so many drafts of each request can be expected to keep."""

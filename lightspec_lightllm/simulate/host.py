@@ -104,7 +104,7 @@ class ScenarioHost:
         world, drafter = self.world, self.scenario.drafter
         num_requests, slots, backlog = len(world.slots), world.slots, self.backlog
         world.end_round()
-        if world.waits and not len(world.slots):
+        if world.waits and not len(world.drafted_for):
             steps = 0
         elif chain is not None and steps and world.by_step:
             steps = self._chain(chain)
@@ -128,10 +128,11 @@ class ScenarioHost:
     def _chain(self, rule: StepRule) -> int:
         """Steps until the rule has enough of them."""
         world = self.world
-        drafts = world.look(world.slots, world.position[world.slots])
+        slots = world.drafted_for
+        drafts = world.look(slots, world.position[slots])
         told = np.where(np.arange(self.max_draft_steps) < drafts.available[:, None], drafts.told, np.nan)
         for made in range(1, self.max_draft_steps):
-            if not rule.worth_another_step(told[:, :made], world.request_ids):
+            if not rule.worth_another_step(told[:, :made], world.request[slots]):
                 return made
         return self.max_draft_steps
 

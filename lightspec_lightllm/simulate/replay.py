@@ -22,7 +22,8 @@ class Replay(Batch):
     """Recorded requests, each in the order of its tokens, as a closed loop: one that ends is replaced at once.
 
     An outcome is all that is known of a draft, so its acceptance is 1 or 0 and what is expected is what is drawn. As in
-    an engine, a request comes with its first token and without drafts, and nothing is drafted past its limit.
+    an engine, a request comes with its first token, and nothing is drafted past its limit. Where the embedded engine
+    was recorded its prompt takes a round of the others, who are one fewer then, and it comes with drafts.
 
     Attributes:
         recording: what is replayed.
@@ -33,7 +34,7 @@ class Replay(Batch):
         super().__init__(scenario, seed)
         self.recording = _recording_of(scenario)
         drafter = self.recording.drafter
-        self.waits = scenario.drafter.confidence == "live"
+        self.waits = self.reads = scenario.drafter.confidence == "live"
         # A hybrid makes its lookups at once.
         self.by_step = self.waits and drafter.name != "hybrid" and drafter.kind in BY_STEP
         self.source = np.zeros(len(self.request), dtype=np.int64)
@@ -66,7 +67,7 @@ class Replay(Batch):
 
     def propose(self, steps: int) -> None:
         """See `Batch`; a drafter that found fewer proposes fewer."""
-        slots = self.slots
+        slots = self.drafted_for
         at = self._lines.at(self.source[slots], self.position[slots])
         self.proposed[slots] = np.minimum(steps, self._lines.available[at])
 

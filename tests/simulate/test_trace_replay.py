@@ -152,8 +152,13 @@ def order_of(path: Path, seed: int) -> list[int]:
 
 
 def steady(records: list[RoundRecord], concurrency: int) -> list[RoundRecord]:
-    """The rounds before the closed loop runs dry."""
-    return list(itertools.takewhile(lambda record: record.num_requests == concurrency, records))
+    """The rounds before the closed loop runs dry: whoever is missing joins in the next round."""
+
+    def is_full(record: RoundRecord, after: RoundRecord) -> bool:
+        return record.num_requests + len(np.setdiff1d(after.request_ids, record.request_ids)) >= concurrency
+
+    pairs = itertools.takewhile(lambda pair: is_full(*pair), itertools.pairwise(records))
+    return [record for record, _ in pairs]
 
 
 @pytest.mark.parametrize("drafter", ["reader", "ngram", "head", "hybrid"])

@@ -122,6 +122,20 @@ class CostModel:
             by_requests=tables_by_requests(by_requests or {}, interpolate=interpolate),
         )
 
+    def with_target(self, target: RowCosts | None, by_requests: Mapping[int, RowCosts] | None) -> CostModel:
+        """The same with other times of the target, where they are given."""
+        return CostModel(
+            target or self.target,
+            self.draft,
+            fill=self.fill,
+            draft_start=self.draft_start,
+            overhead_ms=self.overhead_ms,
+            request_ms=self.request_ms,
+            request_token_ms=self.request_token_ms,
+            max_rows=self.max_rows,
+            by_requests=by_requests or self.by_requests,
+        )
+
     def for_requests(self, num_requests: int) -> CostModel:
         """The costs of a batch of N requests: these, or where they depend on N, those with N's own target table."""
         if not self.by_requests:

@@ -27,6 +27,7 @@ from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.options import PlannerOptions
 from lightspec_lightllm.planner.pace import CostDrift, Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
+from lightspec_lightllm.planner.row_drift import RowDrift
 from lightspec_lightllm.planner.steps import catching_up_ms, compared_steps, legal_steps, steps_values
 from lightspec_lightllm.planner.survival_table import SureDrafts
 from lightspec_lightllm.planner.trials import Reading, SeenRound
@@ -70,6 +71,7 @@ class LightspecPlanner:
         self, costs: CostModel, *, max_draft_steps: int, drafter: DrafterKind, options: PlannerOptions
     ) -> None:
         self.costs = costs
+        self._corrected = costs
         self.max_draft_steps = max_draft_steps
         self.drafter: DrafterKind = drafter
         self.options = options
@@ -80,6 +82,7 @@ class LightspecPlanner:
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
         self._drift = CostDrift()
+        self._row_drift = RowDrift(costs)
         self._probes = ProbeSchedule(options.probe_rounds)
         self._steps = 0
         self._backlog = 0
@@ -223,7 +226,7 @@ class LightspecPlanner:
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""
-        return self._price_at(self.costs.target_ms(num_requests, num_requests, context), num_requests)
+        return self._price_at(self._corrected.target_ms(num_requests, num_requests, context), num_requests)
 
     def _price_at(self, off_ms: float, num_requests: int) -> float:
         off_ms = self._drift.correct(off_ms)
@@ -291,11 +294,11 @@ class LightspecPlanner:
             compared,
             kind=self.drafter,
             block=self.max_draft_steps,
-            costs=self.costs,
+            costs=self._corrected,
             context=self._context,
             price=price,
         )
-        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self.costs, context=self._context)
+        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self._corrected, context=self._context)
         values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
         return values
 
@@ -389,7 +392,9 @@ class LightspecPlanner:
         self._backlog = 0 if made else min(self._backlog + tokens, BACKLOG_TOKENS * num_requests)
         table_ms = plan.table_ms
         if table_ms <= 0.0:
-            table_ms = self.costs.target_ms(num_requests + int(outcome.verified.sum()), num_requests, self._context)
+            table_ms = self._corrected.target_ms(
+                num_requests + int(outcome.verified.sum()), num_requests, self._context
+            )
         table_ms += (made - plan.draft_steps) * plan.step_ms
         expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None and self.options.drift:
@@ -397,4 +402,19 @@ class LightspecPlanner:
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
+            self._correct_rows(
+                num_requests, num_requests + int(outcome.verified.sum()), feedback.measured_ms - expected
+            )
         self._pace.update(tokens / num_requests, time / max(self._drift.correct(costs.off_ms), 1e-9))
+
+    def _correct_rows(self, num_requests: int, rows: int, beyond_ms: float) -> None:
+        """Learn from a round's time beyond the expected one, and plan by corrected tables now and then."""
+        if not self._drift.settled:
+            return
+        target_ms = self._kept.of(num_requests, self._context).round_ms(rows, 0, 0)
+        self._row_drift.learn(num_requests, rows, beyond_ms / (self._drift.slope * max(target_ms, 1e-9)))
+        corrected = self._row_drift.corrected()
+        if corrected is not None:
+            self._corrected = corrected
+            self._kept = KeptCosts(corrected, drafter=self.drafter, legal=self._legal)
+            self._last_budget, self._age = None, SETTLED_ROUNDS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+SETTLED_WEIGHT = 16.0
+
 
 class Pace:
     """Committed tokens per off-round of time, a running mean: the speed-up over no speculation.
@@ -44,6 +46,11 @@ class CostDrift:
         self._x = self._y = self._xx = self._xy = 0.0
         self.slope = 1.0
         self.overhead_ms = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough rounds were seen for the difference of a single one to be its own."""
+        return self._weight >= SETTLED_WEIGHT
 
     def update(self, predicted_ms: float, measured_ms: float) -> None:
         """Take in one round. A measurement far off the current fit is taken as three times or a third of it."""

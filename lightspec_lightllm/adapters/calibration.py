@@ -17,7 +17,7 @@ from lightspec_lightllm.engine.sampling import sample_rows
 from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray
 
-REPEATS = 8
+REPEATS = 6
 """Times that every size is measured."""
 
 OFTEN = 2

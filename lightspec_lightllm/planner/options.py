@@ -37,7 +37,7 @@ class PlannerOptions:
         probe_rounds: rounds without any trial before one is made on purpose; doubles while probes do not pay.
         probe_cost: share of time that probes may take, in (0, 1); some times as much while little is known.
         steps_margin: relative gain in a round's value that a change of the draft steps must bring.
-        drift: correct the costs by the measured time of served rounds.
+        drift: correct the costs by the measured time of served rounds, as a whole and by number of rows.
     """
 
     prior_acceptance: float = 0.7

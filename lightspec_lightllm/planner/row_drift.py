@@ -29,7 +29,7 @@ MEMORY_ROUNDS = 4000.0
 APART = 1.12
 """Sizes that are corrected apart are so many times as large as each other at least."""
 
-FIRST_ROUNDS, MOST_ROUNDS = 8, 128
+FIRST_ROUNDS, MOST_ROUNDS = 8, 512
 """Rounds from one corrected table to the next: doubling from the first to the last, since making one takes time."""
 
 

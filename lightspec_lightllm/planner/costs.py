@@ -122,10 +122,10 @@ class CostModel:
             by_requests=tables_by_requests(by_requests or {}, interpolate=interpolate),
         )
 
-    def with_target(self, target: RowCosts | None, by_requests: Mapping[int, RowCosts] | None) -> CostModel:
-        """The same with other times of the target, where they are given."""
+    def with_target(self, target: RowCosts, by_requests: Mapping[int, RowCosts] | None = None) -> CostModel:
+        """The same with other times of the target."""
         return CostModel(
-            target or self.target,
+            target,
             self.draft,
             fill=self.fill,
             draft_start=self.draft_start,
@@ -133,7 +133,7 @@ class CostModel:
             request_ms=self.request_ms,
             request_token_ms=self.request_token_ms,
             max_rows=self.max_rows,
-            by_requests=by_requests or self.by_requests,
+            by_requests=by_requests,
         )
 
     def for_requests(self, num_requests: int) -> CostModel:
@@ -144,16 +144,7 @@ class CostModel:
         if held is None:
             if len(self._of_requests) >= MAX_GRIDS:
                 self._of_requests.pop(next(iter(self._of_requests)))
-            held = CostModel(
-                between(self.by_requests, num_requests),
-                self.draft,
-                fill=self.fill,
-                draft_start=self.draft_start,
-                overhead_ms=self.overhead_ms,
-                request_ms=self.request_ms,
-                request_token_ms=self.request_token_ms,
-                max_rows=self.max_rows,
-            )
+            held = self.with_target(between(self.by_requests, num_requests))
         self._of_requests[num_requests] = held
         return held
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 SETTLED_WEIGHT = 16.0
+"""Rounds, the older ones counting less, after which the difference of one from the regression is its own."""
 
 
 class Pace:

@@ -129,7 +129,9 @@ class RowDrift:
             entries.forget(self._rounds)
         self._rounds, self._interval = 0, min(2 * self._interval, MOST_ROUNDS)
         tables = {key: entries.correct(self._table(key)) for key, entries in self._entries.items()}
-        return self._costs.with_target(tables.get(0), {**self._costs.by_requests, **tables} if self._counts else None)
+        if self._counts:
+            return self._costs.with_target(self._costs.target, {**self._costs.by_requests, **tables})
+        return self._costs.with_target(tables[0])
 
     def _nearest(self, num_requests: int) -> int:
         """The number of requests whose table says most of N; 0 where there is one table."""

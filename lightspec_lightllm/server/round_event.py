@@ -17,8 +17,8 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 STAGES = ("schedule", "plan", "target", "commit", "draft")
-"""The stages of a round in their order; schedule is admission and the reservation of slots; the
-target reads prompts beside the rows."""
+"""The stages of a round in their order; schedule is admission and the reservation of slots.
+The target reads prompts beside the rows."""
 
 NUM_BINS = 10
 """Bins of equal width that probabilities are compared with outcomes in."""

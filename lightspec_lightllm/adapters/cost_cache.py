@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 
 FORMAT = 5
+
+
+def this_device() -> str:
+    """The processor, as keys name it."""
+    return f"{cpu_name()}, {os.cpu_count()} cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class CostKey:
             drafter=drafter.name,
             draft_steps=0 if drafter.kind == "free" else timed_steps(drafter)[-1],
             sizes=measured_sizes(engine),
-            device=f"{cpu_name()}, {os.cpu_count()} cores",
+            device=this_device(),
             torch=str(torch.__version__),
         )
 
@@ -58,6 +64,24 @@ class CostKey:
         """Where its table is kept."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
         return cache_dir() / "costs" / f"{digest}.json"
+
+
+def usual_threads(model_sha256: str, weights: str) -> int | None:
+    """Threads of the table that was measured last for this model on this machine, for any drafter; None without one."""
+    same = {
+        "format": FORMAT,
+        "model": model_sha256,
+        "weights": weights,
+        "device": this_device(),
+        "torch": str(torch.__version__),
+    }
+    found: list[tuple[float, int]] = []
+    for path in (cache_dir() / "costs").glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # `load` refuses a damaged one that is asked for
+            key = dict(json.loads(path.read_text(encoding="utf-8"))["key"])
+            if same.items() <= key.items():
+                found.append((path.stat().st_mtime, int(key["threads"])))
+    return max(found)[1] if found else None
 
 
 def load_or_measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None = None) -> CostModel:

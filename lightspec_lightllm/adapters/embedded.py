@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightspec_lightllm.adapters.cost_cache import load_or_measure
+from lightspec_lightllm.adapters.cost_cache import load_or_measure, usual_threads
 from lightspec_lightllm.config import Config
 from lightspec_lightllm.decode import Round, Verdict, accept_lengths
 from lightspec_lightllm.decode.host import IntArray, StepRule
@@ -152,7 +152,8 @@ class EmbeddedRuntime:
         model, tokenizer = load_model(
             Path(config.model.path) if config.model.path else None, config.engine.weights, progress=progress
         )
-        engine = Engine(model, tokenizer, config.engine)
+        usual = usual_threads(model.config.sha256, config.engine.weights)
+        engine = Engine(model, tokenizer, config.engine, usual_threads=usual)
         steps = config.planner.max_draft_steps
         chosen = make_drafter(drafter or config.drafter.name, embedding=model.embedding, max_draft_steps=steps)
         return cls(engine, chosen, load_or_measure(engine, chosen, progress), steps)

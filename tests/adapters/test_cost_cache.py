@@ -1,17 +1,19 @@
 """Kept cost tables: their costs between what was measured, the key, and what is refused."""
 
 import json
-from dataclasses import fields, replace
+import os
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightspec_lightllm.adapters import calibration, cost_cache
-from lightspec_lightllm.adapters.cost_cache import CostKey, cost_model, load, load_or_measure, refined
+from lightspec_lightllm.adapters.cost_cache import CostKey, cost_model, load, load_or_measure, refined, usual_threads
 from lightspec_lightllm.drafters import NgramDrafter
 from lightspec_lightllm.errors import CostTableError
 from tests.adapters.test_calibration import small_engine
@@ -225,3 +227,25 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
     again = load_or_measure(engine, drafter)
     assert again.by_requests[4].ms.tolist() == costs.by_requests[4].ms.tolist()
     engine.check()
+
+
+def test_the_usual_threads_are_those_of_the_table_that_was_measured_last_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSPEC_CACHE", str(tmp_path))
+    folder = tmp_path / "costs"
+    assert usual_threads(KEY.model, KEY.weights) is None
+    folder.mkdir()
+    here = {"device": cost_cache.this_device(), "torch": str(torch.__version__)}
+    others: list[dict[str, Any]] = [{"model": "b" * 64}, {"weights": "float32"}, {"device": "another"}, {"format": 4}]
+    keys: list[dict[str, Any]] = [{"threads": 4}, {"threads": 2, "drafter": "head"}]
+    keys += [{"threads": 1, **other} for other in others]
+    for age, changes in enumerate(keys):
+        path = folder / f"{age}.json"
+        path.write_text(json.dumps({"key": {**asdict(KEY), **here, **changes}, **TABLE}))
+        os.utime(path, (1e9 + age, 1e9 + age))
+    (folder / "damaged.json").write_text("{")
+    (folder / "foreign.json").write_text("[]")
+    assert usual_threads(KEY.model, KEY.weights) == 2
+    os.utime(folder / "0.json")
+    assert usual_threads(KEY.model, KEY.weights) == 4

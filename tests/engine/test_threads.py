@@ -9,20 +9,43 @@ from lightspec_lightllm.engine.threads import choose_threads
 from lightspec_lightllm.errors import ConfigError
 
 
-@pytest.mark.parametrize(("speedup", "expected"), [(1.8, 2), (1.05, 1), (0.1, 1)])
-def test_more_threads_are_used_only_where_they_are_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, speedup: float, expected: int
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+def chosen(monkeypatch: pytest.MonkeyPatch, speedups: dict[int, float], usual: int | None = None) -> int:
+    """The choice on a machine with as many cores as the most threads of ``speedups``."""
+    monkeypatch.setattr(os, "cpu_count", lambda: max(speedups))
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def forward() -> None:
-        clock[0] += 0.03 / (speedup if torch.get_num_threads() == 2 else 1.0)
+        clock[0] += 0.03 / speedups[torch.get_num_threads()]
 
     before = torch.get_num_threads()
-    assert choose_threads(forward) == expected
+    count = choose_threads(forward, usual)
     assert torch.get_num_threads() == before
+    return count
+
+
+@pytest.mark.parametrize(("speedup", "expected"), [(1.8, 2), (1.05, 1), (0.1, 1)])
+def test_more_threads_are_used_only_where_they_are_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, speedup: float, expected: int
+) -> None:
+    assert chosen(monkeypatch, {1: 1.0, 2: speedup}) == expected
+
+
+@pytest.mark.parametrize(
+    ("usual", "speedup", "expected"), [(1, 1.1, 1), (2, 1.1, 2), (2, 0.9, 2), (2, 0.5, 1), (1, 1.8, 2)]
+)
+def test_the_usual_number_of_threads_stays_unless_another_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, usual: int, speedup: float, expected: int
+) -> None:
+    assert chosen(monkeypatch, {1: 1.0, 2: speedup}, usual) == expected
+
+
+def test_a_usual_number_of_threads_is_measured_where_it_is_no_power_of_two_and_not_where_the_machine_has_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speedups = {1: 1.0, 2: 1.7, 3: 2.3}
+    assert chosen(monkeypatch, speedups, usual=3) == 3
+    assert chosen(monkeypatch, speedups, usual=8) == chosen(monkeypatch, speedups) == 2
 
 
 def test_one_core_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
         request_ids: int[N] or None.
         num_unknown: confidences of proposed drafts that are not known.
         trials: int[N], drafts verified whose predecessors were all accepted.
-        num_trials, num_accepted: sums of these and of the accept lengths.
+        num_trials, num_verified, num_accepted: sums of these, of the drafts verified and of the accept lengths.
     """
 
     verified: IntArray
@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
     num_unknown: int = 0
     trials: IntArray = _NO_COUNTS
     num_trials: int = 0
+    num_verified: int = 0
     num_accepted: int = 0
 
 

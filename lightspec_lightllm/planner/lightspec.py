@@ -392,9 +392,7 @@ class LightspecPlanner:
         self._backlog = 0 if made else min(self._backlog + tokens, BACKLOG_TOKENS * num_requests)
         table_ms = plan.table_ms
         if table_ms <= 0.0:
-            table_ms = self._corrected.target_ms(
-                num_requests + int(outcome.verified.sum()), num_requests, self._context
-            )
+            table_ms = self._corrected.target_ms(num_requests + outcome.num_verified, num_requests, self._context)
         table_ms += (made - plan.draft_steps) * plan.step_ms
         expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None and self.options.drift:
@@ -402,17 +400,14 @@ class LightspecPlanner:
             if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
                 time = feedback.measured_ms
             self._drift.update(table_ms, feedback.measured_ms)
-            self._correct_rows(
-                num_requests, num_requests + int(outcome.verified.sum()), feedback.measured_ms - expected
-            )
+            if self._drift.settled:
+                self._correct_rows(costs, num_requests + outcome.num_verified, feedback.measured_ms - expected)
         self._pace.update(tokens / num_requests, time / max(self._drift.correct(costs.off_ms), 1e-9))
 
-    def _correct_rows(self, num_requests: int, rows: int, beyond_ms: float) -> None:
+    def _correct_rows(self, costs: BatchCosts, rows: int, beyond_ms: float) -> None:
         """Learn from a round's time beyond the expected one, and plan by corrected tables now and then."""
-        if not self._drift.settled:
-            return
-        target_ms = self._kept.of(num_requests, self._context).round_ms(rows, 0, 0)
-        self._row_drift.learn(num_requests, rows, beyond_ms / (self._drift.slope * max(target_ms, 1e-9)))
+        target_ms = costs.round_ms(rows, 0, 0)
+        self._row_drift.learn(costs.num_requests, rows, beyond_ms / (self._drift.slope * max(target_ms, 1e-9)))
         corrected = self._row_drift.corrected()
         if corrected is not None:
             self._corrected = corrected

@@ -79,20 +79,20 @@ class RowCosts:
 
     def dense(self, max_rows: int) -> FloatArray:
         """float[C, max_rows + 1]: what 0..max_rows rows cost; extrapolated past the last measured size."""
-        wanted = np.arange(max_rows + 1)
         last = int(self.rows[-1])
         if self.interpolate:
+            wanted = np.arange(max_rows + 1)
             out = np.stack([np.interp(wanted, self.rows, line) for line in self.ms])
         else:
-            tier = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
-            out = self.ms[:, tier]
-        past = wanted > last
-        if past.any():
+            tiers = np.diff(np.minimum(self.rows, max_rows), prepend=-1)
+            tiers[-1] += max_rows - min(last, max_rows)
+            out = self.ms.repeat(tiers, axis=1)
+        if max_rows > last:
             slope = self.ms[:, -1] / last
             if len(self.rows) > 1:
                 tail = (self.ms[:, -1] - self.ms[:, -2]) / (last - int(self.rows[-2]))
                 slope = np.maximum(tail, 0.0) if self.interpolate else np.maximum(tail, slope)
-            out[:, past] = self.ms[:, -1:] + slope[:, None] * (wanted[past] - last)
+            out[:, last + 1 :] = self.ms[:, -1:] + slope[:, None] * np.arange(1, max_rows - last + 1)
         out[:, 0] = 0.0
         return cast(FloatArray, out)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from lightspec_lightllm.planner.costs import CostModel
 from lightspec_lightllm.planner.row_costs import RowCosts
+from lightspec_lightllm.planner.types import FloatArray, IntArray
 
 PRIOR_SHARE = 0.03
 """What an entry is off by before anything is known, as a share of its time (standard deviation)."""
@@ -33,59 +33,59 @@ FIRST_ROUNDS, MOST_ROUNDS = 8, 512
 """Rounds from one corrected table to the next: doubling from the first to the last, since making one takes time."""
 
 
-@dataclass(slots=True)
 class _Entries:
     """Corrections of one table: piecewise linear over some of its sizes.
 
     Attributes:
-        sizes: numbers of rows.
-        share: what their entries are off by, as far as it is known.
+        sizes: int[E], numbers of rows.
+        share: float[E], what their entries are off by, as far as it is known.
         told: the same when the table was last corrected: what rounds are measured against.
-        variance: of ``share``.
+        variance: float[E], of ``share``.
     """
 
-    sizes: list[int]
-    share: list[float] = field(init=False)
-    told: list[float] = field(init=False)
-    variance: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.share = [0.0] * len(self.sizes)
-        self.told = list(self.share)
-        self.variance = [PRIOR_SHARE * PRIOR_SHARE] * len(self.sizes)
-
-    @classmethod
-    def of(cls, table: RowCosts) -> _Entries:
+    def __init__(self, table: RowCosts) -> None:
         sizes: list[int] = []
         for size in table.rows.tolist():
             if not sizes or size >= APART * sizes[-1]:
                 sizes.append(size)
-        return cls(sizes)
+        self.sizes = np.array(sizes)
+        self.share = np.zeros(len(sizes))
+        self.told = self.share
+        self.variance = np.full(len(sizes), PRIOR_SHARE * PRIOR_SHARE)
 
-    def learn(self, rows: int, surprise: float, noise: float) -> None:
-        """A Kalman filter's step, of which variances alone are kept, no covariances."""
-        upper = min(bisect_left(self.sizes, rows), len(self.sizes) - 1)
-        lower = max(upper - 1, 0)
-        low, high = self.sizes[lower], self.sizes[upper]
-        weight = min(max((rows - low) / (high - low), 0.0), 1.0) if high > low else 1.0
-        parts = ((upper, weight),) if weight == 1.0 else ((lower, 1.0 - weight), (upper, weight))
-        total = noise
-        for index, part in parts:
-            total += part * part * self.variance[index]
-            surprise -= part * (self.share[index] - self.told[index])
-        for index, part in parts:
-            gain = part * self.variance[index] / total
-            self.share[index] = min(max(self.share[index] + gain * surprise, -MOST_SHARE), MOST_SHARE)
-            self.variance[index] *= 1.0 - gain * part
+    def learn(self, rows: IntArray, surprise: FloatArray, noise: float) -> None:
+        """Take in rounds of int[M] rows, float[M] beyond what was expected of them, with errors of variance ``noise``.
+
+        A Kalman filter's step for all of them at once, in its information form; of what it finds the variances alone
+        are kept, no covariances.
+        """
+        upper = np.searchsorted(self.sizes, rows).clip(max=len(self.sizes) - 1)
+        lower = np.maximum(upper - 1, 0)
+        apart = np.maximum(self.sizes[upper] - self.sizes[lower], 1)
+        weight = np.where(upper > lower, ((rows - self.sizes[lower]) / apart).clip(0.0, 1.0), 1.0)
+        rest = 1.0 - weight
+        size, beyond = len(self.sizes), surprise + weight * self.told[upper] + rest * self.told[lower]
+
+        def sums(into: IntArray, values: FloatArray) -> FloatArray:
+            return np.bincount(into, values, size) / noise
+
+        known = np.diag(1.0 / self.variance + sums(upper, weight * weight) + sums(lower, rest * rest))
+        beside = sums(upper, weight * rest)[1:]
+        at = np.arange(size - 1)
+        known[at, at + 1] = known[at + 1, at] = beside
+        covariance = np.linalg.inv(known)
+        found = covariance @ (self.share / self.variance + sums(upper, weight * beyond) + sums(lower, rest * beyond))
+        self.share = found.clip(-MOST_SHARE, MOST_SHARE)
+        self.variance = np.diag(covariance).copy()
 
     def forget(self, rounds: int) -> None:
         keep = math.exp(-rounds / MEMORY_ROUNDS)
         prior = PRIOR_SHARE * PRIOR_SHARE
-        self.share = [keep * share for share in self.share]
-        self.variance = [prior + keep * (variance - prior) for variance in self.variance]
+        self.share = keep * self.share
+        self.variance = prior + keep * (self.variance - prior)
 
     def correct(self, table: RowCosts) -> RowCosts:
-        self.told = list(self.share)
+        self.told = self.share
         factor = 1.0 + np.interp(table.rows, self.sizes, self.told)
         ms = np.maximum.accumulate(table.ms * factor, axis=1)
         return RowCosts(table.rows, table.contexts, ms, table.interpolate)
@@ -98,46 +98,62 @@ class RowDrift:
     they are: where a round with so many rows keeps taking longer than expected, its entry grows. What all rounds take
     beyond the table is not seen here; `CostDrift` has taken it out.
 
+    Rounds are noted, which takes a microsecond, and taken in together when a corrected table is made of them.
+
     Args:
         costs: the tables as they were measured.
     """
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        self._counts = list(costs.by_requests)
+        self._counts = np.array(list(costs.by_requests))
         self._entries: dict[int, _Entries] = {}
         self._noise = 0.05 * 0.05
-        self._rounds = 0
+        self._requests: list[int] = []
+        self._rows: list[int] = []
+        self._surprises: list[float] = []
         self._interval = FIRST_ROUNDS
 
     def learn(self, num_requests: int, rows: int, surprise: float) -> None:
-        """Take in a round of N requests and B rows: its time beyond the expected one, over the target's part of it."""
-        surprise = min(max(surprise, -3.0 * MOST_SHARE), 3.0 * MOST_SHARE)
-        key = self._nearest(num_requests)
-        entries = self._entries.get(key)
-        if entries is None:
-            entries = self._entries[key] = _Entries.of(self._table(key))
-        self._noise += (surprise * surprise - self._noise) / NOISE_ROUNDS
-        entries.learn(rows, surprise, min(max(self._noise, LEAST_NOISE**2), MOST_NOISE**2))
-        self._rounds += 1
+        """Note a round of N requests and B rows: its time beyond the expected one, over the target's part of it."""
+        self._requests.append(num_requests)
+        self._rows.append(rows)
+        self._surprises.append(surprise)
 
     def corrected(self) -> CostModel | None:
         """The tables by what is known now, once in a while; else None."""
-        if self._rounds < self._interval:
+        rounds = len(self._rows)
+        if rounds < self._interval:
             return None
-        for entries in self._entries.values():
-            entries.forget(self._rounds)
-        self._rounds, self._interval = 0, min(2 * self._interval, MOST_ROUNDS)
-        tables = {key: entries.correct(self._table(key)) for key, entries in self._entries.items()}
-        if self._counts:
+        self._take_in()
+        self._interval = min(2 * self._interval, MOST_ROUNDS)
+        tables = {}
+        for key, entries in self._entries.items():
+            entries.forget(rounds)
+            tables[key] = entries.correct(self._table(key))
+        if len(self._counts):
             return self._costs.with_target(self._costs.target, {**self._costs.by_requests, **tables})
         return self._costs.with_target(tables[0])
 
-    def _nearest(self, num_requests: int) -> int:
-        """The number of requests whose table says most of N; 0 where there is one table."""
-        if not self._counts:
-            return 0
-        return min(self._counts, key=lambda count: abs(math.log(count / num_requests)))
+    def _take_in(self) -> None:
+        rows = np.array(self._rows)
+        surprises = np.array(self._surprises).clip(-3.0 * MOST_SHARE, 3.0 * MOST_SHARE)
+        keep = math.exp(-len(rows) / NOISE_ROUNDS)
+        self._noise = keep * self._noise + (1.0 - keep) * float(np.mean(surprises * surprises))
+        noise = min(max(self._noise, LEAST_NOISE**2), MOST_NOISE**2)
+        tables = self._nearest(np.array(self._requests))
+        for key in np.unique(tables).tolist():
+            if key not in self._entries:
+                self._entries[key] = _Entries(self._table(key))
+            own = tables == key
+            self._entries[key].learn(rows[own], surprises[own], noise)
+        self._requests, self._rows, self._surprises = [], [], []
+
+    def _nearest(self, num_requests: IntArray) -> IntArray:
+        """The numbers of requests whose tables say most of int[M]; 0 where there is one table."""
+        if not len(self._counts):
+            return np.zeros_like(num_requests)
+        return cast(IntArray, self._counts[np.abs(np.log(self._counts / num_requests[:, None])).argmin(axis=1)])
 
     def _table(self, key: int) -> RowCosts:
         return self._costs.by_requests[key] if key else self._costs.target

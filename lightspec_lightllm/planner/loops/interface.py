@@ -22,9 +22,9 @@ class Loops(Protocol):
 
     def round_counts(
         self, verified: IntArray, accepted: IntArray, proposed: IntArray, most: int, trials: IntArray, /
-    ) -> tuple[bool, int, int]:
-        """Of int[N] each: whether a round can have given them; fills int[N] ``trials``; their sum, and that of
-        ``accepted``."""
+    ) -> tuple[bool, int, int, int]:
+        """Of int[N] each: whether a round can have given them; fills int[N] ``trials``; their sum, and those of
+        ``verified`` and ``accepted``."""
 
     # --- confidences --------------------------------------------------------------------------------------------------
 

@@ -62,16 +62,17 @@ def proposal_counts(proposed, tally):
     return total
 
 
-@compiled(types.Tuple((truth, whole, whole)), ints, ints, ints, whole, new_ints)
+@compiled(types.Tuple((truth, whole, whole, whole)), ints, ints, ints, whole, new_ints)
 def round_counts(verified, accepted, proposed, most, trials):
-    num_trials = num_accepted = 0
+    num_trials = num_verified = num_accepted = 0
     possible = True
     for i in range(len(verified)):
         trials[i] = min(verified[i], accepted[i])
         num_trials += trials[i]
+        num_verified += verified[i]
         num_accepted += accepted[i]
         possible &= 0 <= verified[i] <= most and verified[i] <= proposed[i] and 1 <= accepted[i] <= 1 + verified[i]
-    return possible, num_trials, num_accepted
+    return possible, num_trials, num_verified, num_accepted
 
 
 @helper

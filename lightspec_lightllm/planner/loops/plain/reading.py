@@ -46,7 +46,7 @@ def proposal_counts(proposed: IntArray, tally: IntArray) -> int:
 
 def round_counts(
     verified: IntArray, accepted: IntArray, proposed: IntArray, most: int, trials: IntArray
-) -> tuple[bool, int, int]:
+) -> tuple[bool, int, int, int]:
     np.minimum(verified, accepted, out=trials)
     tally = _tally(accepted, most + 1)
     # What is subtracted is bounded by then: differences of any numbers may wrap.
@@ -58,7 +58,7 @@ def round_counts(
         and int(np.maximum.reduce(accepted - verified)) <= 1
         and bool(np.logical_and.reduce(verified <= proposed))
     )
-    return possible, int(np.add.reduce(trials)), int(np.add.reduce(accepted))
+    return possible, int(np.add.reduce(trials)), int(np.add.reduce(verified)), int(np.add.reduce(accepted))
 
 
 def _tally(counts: IntArray, largest: int) -> IntArray:

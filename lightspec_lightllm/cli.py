@@ -83,7 +83,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     default = BenchOptions()
     parser.description = (
         "Runs every arm on the same prompts, alternating, and prints a table; JSON and plots go to --out. "
-        "Without arguments: a first look in about four minutes on two cores. For numbers to rely on, raise "
+        "Without arguments: a first look in about three minutes on two cores. For numbers to rely on, raise "
         "--output-tokens, --max-tokens and --repetitions."
     )
     parser.epilog = (
@@ -115,7 +115,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="arms take turns of half a second, each on an engine of its own: precise on a machine whose speed changes",
     )
     add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="folder for JSON and plots")
-    add("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="tokens per answer at most")
+    add(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"tokens per answer at most (default: {default.max_tokens}; without arguments fewer on a slow machine)",
+    )
     add("--temperature", type=float, default=default.temperature, help="0: greedy")
     add("--seed", type=int, default=default.seed, help="chooses the prompts and seeds the sampling")
     add(
@@ -260,7 +265,7 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
         arms=tuple(arguments.arms),
         num_prompts=arguments.num_prompts,
         output_tokens=arguments.output_tokens,
-        max_tokens=arguments.max_tokens,
+        max_tokens=BenchOptions.max_tokens if arguments.max_tokens is None else arguments.max_tokens,
         repetitions=arguments.repetitions,
         seed=arguments.seed,
         temperature=arguments.temperature,
@@ -272,8 +277,16 @@ def bench(arguments: argparse.Namespace, started: float) -> int:
         check_strategy(arm, config.planner, key="--arms")
 
     from lightspec_lightllm.bench.command import run_bench
+    from lightspec_lightllm.bench.first_look import is_default
 
-    experiment = run_bench(config, options, arguments.out, date=datetime.now().astimezone(), started=started)
+    experiment = run_bench(
+        config,
+        options,
+        arguments.out,
+        date=datetime.now().astimezone(),
+        started=started,
+        shorten=arguments.max_tokens is None and is_default(options),
+    )
     return EXIT_INTERRUPTED if experiment.interrupted else 0
 
 

@@ -18,7 +18,13 @@ from lightspec_lightllm.planner.options import MAX_DRAFT_STEPS
 from lightspec_lightllm.planner.types import FloatArray
 
 REPEATS = 6
-"""Times that every size is measured."""
+"""Times that every size is measured, if there is time."""
+
+LEAST_REPEATS = 3
+"""Times that it is measured however long that takes."""
+
+SECONDS = 60.0
+"""What measuring may take: on a slow machine sizes are measured less often, and corrected while serving."""
 
 OFTEN = 2
 """Times as often that the sizes of `USUAL` are: a few per cent between them decide most plans, and they take less."""
@@ -49,6 +55,9 @@ CAUGHT_UP = 2
 
 DRAFT_STEPS = 4
 """Steps of the longer draft that is timed; the shorter one has a single step."""
+
+POLISHES = 4
+"""Times that the speed of passes is estimated anew from the shapes of the last estimate."""
 
 LEAST_MS = 0.01
 """No forward is taken to be quicker than this: noise alone would make it free."""
@@ -174,28 +183,44 @@ def steady(times: FloatArray) -> FloatArray:
     """float[S]: what shapes take on an undisturbed machine, from float[P, S] passes; NaN: not of that pass.
 
     A machine whose speed changes from one pass to the next changes all shapes of a pass alike, so passes are first
-    brought to one speed, as the shapes tell that are of every pass. Other processes can only add time, so the lower
-    quartile of a shape's times counts.
+    brought to one speed, as the shapes tell that are of every pass: by medians of passes and of shapes in turn (Tukey's
+    median polish), since a shape's first median depends on which of its passes were disturbed. Other processes can only
+    add time, so the lower quartile of a shape's times counts.
     """
     whole = times[:, ~np.isnan(times).any(axis=0)]
-    speed = np.median(whole / np.median(whole, axis=0), axis=1, keepdims=True)
+    speed = np.ones((len(times), 1))
+    for _ in range(POLISHES):
+        speed = np.median(whole / np.median(whole / speed, axis=0), axis=1, keepdims=True)
     return cast(FloatArray, np.nanquantile(times / speed, 0.25, axis=0))
 
 
 def _times(runs: list[Run], often: Sequence[bool], progress: ProgressListener | None = None) -> FloatArray:
     """float[P, S], milliseconds of each run, in passes after one that warms up: one over all, then those over the runs
-    that are measured `OFTEN`, and NaN for the others, in turn."""
-    every, few = range(len(runs)), [index for index, wanted in enumerate(often) if wanted]
-    passes = [every, *([every, *[few] * (OFTEN - 1)] if few else [every]) * REPEATS]
-    times = np.full((len(passes), len(runs)), np.nan)
-    done, total = 0, sum(len(indices) for indices in passes)
-    for number, indices in enumerate(passes):
-        for index in indices:
-            times[number, index] = runs[index]()
-            done += 1
-            if progress is not None:
-                progress("measuring costs", done, total)
-    return times[1:]
+    that are measured `OFTEN`, and NaN for the others, in turn. As many as there is time for by what the first one took.
+    """
+    every, few = list(range(len(runs))), [index for index, wanted in enumerate(often) if wanted]
+    turn = [every, *[few] * (OFTEN - 1)] if few else [every]
+    length, repeats, done = sum(map(len, turn)), REPEATS, 0
+
+    def ran(index: int) -> float:
+        nonlocal done
+        ms = runs[index]()
+        done += 1
+        if progress is not None:
+            progress("measuring costs", done, len(every) + repeats * length)
+        return ms
+
+    seconds = np.zeros(len(runs))
+    for index in every:
+        started = time.perf_counter()
+        ran(index)
+        seconds[index] = time.perf_counter() - started
+    left, needed = SECONDS - float(seconds.sum()), float(sum(seconds[indices].sum() for indices in turn))
+    repeats = min(max(int(left / max(needed, 1e-9)), LEAST_REPEATS), REPEATS)
+    times = np.full((len(turn) * repeats, len(runs)), np.nan)
+    for number, indices in enumerate(turn * repeats):
+        times[number, indices] = [ran(index) for index in indices]
+    return times
 
 
 def _target_run(engine: Engine, num_requests: int, rows: int, context: int) -> Run:

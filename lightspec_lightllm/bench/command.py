@@ -11,6 +11,7 @@ from rich.console import Console
 from lightspec_lightllm.adapters.recording import to_bytes
 from lightspec_lightllm.bench.datasets import load_dataset
 from lightspec_lightllm.bench.experiment import Experiment, num_requests, run_experiment
+from lightspec_lightllm.bench.first_look import fitted
 from lightspec_lightllm.bench.host import check_installed, open_host
 from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.bench.progress import BenchProgress, SetupProgress
@@ -24,10 +25,13 @@ from lightspec_lightllm.output import OutputFolder
 TABLE_WIDTH = 150
 
 
-def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetime, started: float) -> Experiment:
+def run_bench(
+    config: Config, options: BenchOptions, out: Path, *, date: datetime, started: float, shorten: bool = False
+) -> Experiment:
     """Measures, prints the table and writes the files; after Ctrl-C with the runs that are complete.
 
-    ``started`` is the ``time.perf_counter`` at which the command began.
+    ``started`` is the ``time.perf_counter`` at which the command began; with ``shorten`` answers are as long as a first
+    look has time for here (see `first_look`).
     """
     check_installed()
     log = Console(stderr=True)
@@ -48,6 +52,15 @@ def run_bench(config: Config, options: BenchOptions, out: Path, *, date: datetim
         date=date,
         ready_seconds=time.perf_counter() - started,
     )
+    if shorten:
+        asked, options = options, fitted(options, host, host.costs, datasets)
+        if options != asked:
+            log.print(
+                f"answers of {options.max_tokens} tokens at most, so that this does not take too long on this machine; "
+                f"--max-tokens {asked.max_tokens} has them as long as usual",
+                highlight=False,
+                soft_wrap=True,
+            )
     progress = BenchProgress(log, num_requests(options))
     gc.collect()
     gc.freeze()  # what exists by now is not looked through again while rounds are timed

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
-from lightspec_lightllm.planner.batch_costs import BatchCosts, KeptCosts
+from lightspec_lightllm.planner.batch_costs import BatchCosts
 from lightspec_lightllm.planner.budget import FoundBudget, best_budget
 from lightspec_lightllm.planner.chain import ChainRule
 from lightspec_lightllm.planner.confidence import codes_of
@@ -25,9 +25,9 @@ from lightspec_lightllm.planner.intake import (
 )
 from lightspec_lightllm.planner.loops import INNER
 from lightspec_lightllm.planner.options import PlannerOptions
-from lightspec_lightllm.planner.pace import CostDrift, Pace
+from lightspec_lightllm.planner.pace import Pace
 from lightspec_lightllm.planner.probe import ProbeSchedule
-from lightspec_lightllm.planner.row_drift import RowDrift
+from lightspec_lightllm.planner.served_costs import ServedCosts
 from lightspec_lightllm.planner.steps import catching_up_ms, compared_steps, legal_steps, steps_values
 from lightspec_lightllm.planner.survival_table import SureDrafts
 from lightspec_lightllm.planner.trials import Reading, SeenRound
@@ -71,18 +71,15 @@ class LightspecPlanner:
         self, costs: CostModel, *, max_draft_steps: int, drafter: DrafterKind, options: PlannerOptions
     ) -> None:
         self.costs = costs
-        self._corrected = costs
         self.max_draft_steps = max_draft_steps
         self.drafter: DrafterKind = drafter
         self.options = options
         self.counters = PlannerCounters()
         INNER.prepare()
         self._legal = legal_steps(drafter, max_draft_steps)
-        self._kept = KeptCosts(costs, drafter=drafter, legal=self._legal)
+        self._served = ServedCosts(costs, drafter=drafter, legal=self._legal)
         self._estimator = AcceptanceEstimator(max_draft_steps, options)
         self._pace = Pace(options.pace_rounds)
-        self._drift = CostDrift()
-        self._row_drift = RowDrift(costs)
         self._probes = ProbeSchedule(options.probe_rounds)
         self._steps = 0
         self._backlog = 0
@@ -130,7 +127,7 @@ class LightspecPlanner:
 
         self._steps = steps
         self.counters.plans += 1
-        costs = self._kept.of(num_requests, self._context)
+        costs = self._served.of(num_requests, self._context)
         table_ms = costs.round_ms(rows, steps, backlog)
         return Plan(
             verify_rows=rows,
@@ -140,7 +137,7 @@ class LightspecPlanner:
             proposed=proposed,
             table_ms=table_ms,
             step_ms=costs.step_ms if self.drafter in BY_STEP else 0.0,
-            predicted_ms=self._drift.correct(table_ms),
+            predicted_ms=self._served.drift.correct(table_ms),
             predicted_tokens=num_requests + curve.gain_of(rows - num_requests),
             probe=probe,
             chain=self._chain_rule(costs, rows),
@@ -159,7 +156,7 @@ class LightspecPlanner:
         if state == self._state and self._age < SETTLED_ROUNDS:
             return False
         self._state, self._age = state, 0
-        self._price = self._price_at(self._kept.of(num_requests, self._context).off_ms, num_requests)
+        self._price = self._price_at(self._served.of(num_requests, self._context).off_ms, num_requests)
         self._last_budget = None
         return True
 
@@ -205,13 +202,13 @@ class LightspecPlanner:
         limit = num_requests + available
         if self.costs.max_rows is not None:
             limit = max(num_requests, min(limit, self.costs.max_rows))
-        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
+        budgets = self._served.of(num_requests, self._context).budgets(backlog)
         return best_budget(curve, budgets, limit, price=self._price, fills=fills)
 
     def _note_choice(self, curve: GainCurve, rows: int, num_requests: int, drafter: tuple[float, int]) -> None:
         """Learn what it brings to choose the budget by the drafts at hand instead of those to be expected."""
         fills, backlog = drafter
-        budgets = self._kept.of(num_requests, self._context).budgets(backlog)
+        budgets = self._served.of(num_requests, self._context).budgets(backlog)
 
         def value(curve: GainCurve, rows: int) -> float:
             return curve.gain_of(rows - num_requests) - self._price * budgets.ms_of(rows, fills)
@@ -226,11 +223,11 @@ class LightspecPlanner:
 
     def price(self, num_requests: int, context: float) -> float:
         """Lambda, in tokens per table millisecond: what a batch of N brings in one at the running speed-up."""
-        return self._price_at(self._corrected.target_ms(num_requests, num_requests, context), num_requests)
+        return self._price_at(self._served.tables.target_ms(num_requests, num_requests, context), num_requests)
 
     def _price_at(self, off_ms: float, num_requests: int) -> float:
-        off_ms = self._drift.correct(off_ms)
-        return self._pace.speedup * num_requests / max(off_ms, 1e-9) * self._drift.slope
+        drift = self._served.drift
+        return self._pace.speedup * num_requests / max(drift.correct(off_ms), 1e-9) * drift.slope
 
     def _read(
         self, view: BatchView, proposed: IntArray, tally: IntArray
@@ -287,18 +284,17 @@ class LightspecPlanner:
         self, mass: SurvivalMass, num_requests: int, compared: tuple[int, ...], backlog: int
     ) -> FloatArray:
         """What a round with each of the draft steps is worth, the drafter's catching up included."""
-        price = self._price
         values = steps_values(
             mass,
             num_requests,
             compared,
             kind=self.drafter,
             block=self.max_draft_steps,
-            costs=self._corrected,
+            costs=self._served.tables,
             context=self._context,
-            price=price,
+            price=self._price,
         )
-        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self._corrected, context=self._context)
+        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self._served.tables, context=self._context)
         values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
         return values
 
@@ -326,7 +322,7 @@ class LightspecPlanner:
         if probe_rows <= num_requests or not (drafted or self._probes.due()):
             return rows, steps, False
         probe_steps = max(steps, self._legal[1])
-        costs = self._kept.of(num_requests, self._context)
+        costs = self._served.of(num_requests, self._context)
         extra_ms = costs.round_ms(probe_rows, probe_steps, backlog) - costs.off_ms
         share = self.options.probe_cost * (1.0 + PROBE_HOPE * self._estimator.upside)
         if not (drafted or self._probes.due(extra_ms / (share * max(costs.off_ms, 1e-9)))):
@@ -387,29 +383,18 @@ class LightspecPlanner:
         """Keep the running rate, the cost correction and the drafter's backlog."""
         plan = feedback.plan
         tokens, num_requests = outcome.num_accepted, len(outcome.accepted)
-        costs = self._kept.of(num_requests, self._context)
+        costs = self._served.of(num_requests, self._context)
         made = plan.draft_steps if feedback.draft_steps is None else int(feedback.draft_steps)
         self._backlog = 0 if made else min(self._backlog + tokens, BACKLOG_TOKENS * num_requests)
         table_ms = plan.table_ms
         if table_ms <= 0.0:
-            table_ms = self._corrected.target_ms(num_requests + outcome.num_verified, num_requests, self._context)
+            table_ms = self._served.tables.target_ms(num_requests + outcome.num_verified, num_requests, self._context)
         table_ms += (made - plan.draft_steps) * plan.step_ms
-        expected = time = self._drift.correct(table_ms)
         if feedback.measured_ms is not None and self.options.drift:
-            # While the correction follows a sudden change, its own figures are the only ones that compare.
-            if expected / 3.0 <= feedback.measured_ms <= expected * 3.0:
-                time = feedback.measured_ms
-            self._drift.update(table_ms, feedback.measured_ms)
-            if self._drift.settled:
-                self._correct_rows(costs, num_requests + outcome.num_verified, feedback.measured_ms - expected)
-        self._pace.update(tokens / num_requests, time / max(self._drift.correct(costs.off_ms), 1e-9))
-
-    def _correct_rows(self, costs: BatchCosts, rows: int, beyond_ms: float) -> None:
-        """Learn from a round's time beyond the expected one, and plan by corrected tables now and then."""
-        target_ms = costs.round_ms(rows, 0, 0)
-        self._row_drift.learn(costs.num_requests, rows, beyond_ms / (self._drift.slope * max(target_ms, 1e-9)))
-        corrected = self._row_drift.corrected()
-        if corrected is not None:
-            self._corrected = corrected
-            self._kept = KeptCosts(corrected, drafter=self.drafter, legal=self._legal)
-            self._last_budget, self._age = None, SETTLED_ROUNDS
+            rows = num_requests + outcome.num_verified
+            time, changed = self._served.learn(costs, rows, table_ms, feedback.measured_ms)
+            if changed:
+                self._last_budget, self._age = None, SETTLED_ROUNDS
+        else:
+            time = self._served.drift.correct(table_ms)
+        self._pace.update(tokens / num_requests, time / max(self._served.drift.correct(costs.off_ms), 1e-9))

@@ -43,7 +43,7 @@ def test_what_all_entries_are_off_by_is_left_to_the_correction_of_whole_rounds()
     for _ in range(600):
         record = loop.step()
     assert record is not None
-    ratios = [planner._corrected.target_ms(rows, 1, 0.0) / ms for rows, ms in TABLE.items()]  # type: ignore[attr-defined]
+    ratios = [planner._served.tables.target_ms(rows, 1, 0.0) / ms for rows, ms in TABLE.items()]  # type: ignore[attr-defined]
     assert ratios == pytest.approx([1.0] * len(TABLE), abs=0.025)
     assert record.plan.predicted_ms == pytest.approx(1.4 * record.plan.table_ms, rel=0.03)
 

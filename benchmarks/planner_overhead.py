@@ -11,7 +11,9 @@ embedded engine; or *late*, with the round's feedback, as on a GPU that nobody w
 
 Every round is planned twice. *In turn*: the simulated server computes between planning and observing, which leaves the
 caches cold, as a server does that plans on the thread that runs the model. *On its own*: a second planner is given the
-same rounds (it plans the same, which is checked) with nothing between them, as on a core that only plans.
+same rounds (it plans the same, which is checked) with nothing between them, as on a core that only plans. With
+``--planners 7`` seven planners are, and of each round the median of their times counts: what a round takes by itself is
+in all seven, while an interruption by the machine falls on other rounds every time.
 
 With ``--cpu`` only the time that the thread itself ran is counted, and not that in which others had its core.
 
@@ -68,7 +70,9 @@ SEGMENT = 500
 """Rounds that are kept until they are planned again."""
 
 
-def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]) -> tuple[list[float], list[float]]:
+def measure(
+    setting: Setting, rounds: int, seed: int, clock: Callable[[], float], planners: int
+) -> tuple[list[float], list[float]]:
     """Microseconds of plan + observe of every round after the warm-up, in turn with the server and on its own.
 
     As many drafts as possible are proposed every round, whatever the plan says: the most that there can be to read.
@@ -78,8 +82,11 @@ def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]
     host = SimulatedHost(
         modelled_costs(), setting.num_requests, PROFILE, max_draft_steps=steps, lifetime=lifetime, seed=seed
     )
-    planner, alone = (make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial") for _ in range(2))
-    times, times_alone = [], []
+    planner, *alone = (
+        make_planner("lightspec", costs, max_draft_steps=steps, drafter="serial") for _ in range(1 + planners)
+    )
+    times: list[float] = []
+    times_alone: list[float] = []
     kept: list[tuple[BatchView, RoundFeedback]] = []
     for number in range(WARM_UP + rounds):
         began, batch = host.now(), host.schedule()
@@ -101,7 +108,7 @@ def measure(setting: Setting, rounds: int, seed: int, clock: Callable[[], float]
         times.append(1e6 * (planned - started + clock() - resumed))
         kept.append((view, feedback))
         if len(kept) == SEGMENT or number == WARM_UP + rounds - 1:
-            times_alone += again(alone, kept, clock)
+            times_alone += np.median([again(other, kept, clock) for other in alone], axis=0).tolist()
             kept.clear()
     return times[WARM_UP:], times_alone[WARM_UP:]
 
@@ -152,8 +159,11 @@ def main() -> None:
     parser.add_argument("--confidence", action="store_true", help="also with confidences of all drafts")
     parser.add_argument("--request-ids", action="store_true", help="also with statistics per request")
     parser.add_argument("--cpu", action="store_true", help="time of this thread, not of the clock on the wall")
+    parser.add_argument("--planners", type=int, default=1, help="that plan on their own; medians count (default: 1)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.planners < 1:
+        parser.error(f"--planners: expected at least 1, got {args.planners}")
     clock = time.thread_time if args.cpu else time.perf_counter
     INNER.prepare()
     gc.collect()
@@ -174,7 +184,7 @@ def main() -> None:
         for turnover in (False, True):
             for request_ids, confidence in known:
                 setting = Setting(num_requests, args.steps, request_ids, confidence, turnover)
-                times, times_alone = measure(setting, args.rounds, args.seed, clock)
+                times, times_alone = measure(setting, args.rounds, args.seed, clock, args.planners)
                 kind = "turnover" if turnover else "steady"
                 print(
                     f"{num_requests:>5} {kind:>9} {'yes' if request_ids else 'no':>4} "

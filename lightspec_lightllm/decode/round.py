@@ -124,7 +124,6 @@ def _feedback(view: BatchView, record: RoundRecord) -> RoundFeedback:
         record.accepted,
         confidence=record.confidence,
         measured_ms=record.round_ms if record.round_ms > 0 and not record.prompt_tokens else None,
-        prompt_tokens=record.prompt_tokens,
         request_ids=view.request_ids,
         draft_steps=record.draft_steps,
     )

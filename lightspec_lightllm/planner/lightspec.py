@@ -293,7 +293,6 @@ class LightspecPlanner:
             price=self._price,
         )
         resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self._served.tables, context=self._context)
-        resumed += self._served.joining_ms
         values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
         return values
 
@@ -382,7 +381,6 @@ class LightspecPlanner:
         """Keep the running rate, the cost correction and the drafter's backlog."""
         plan = feedback.plan
         tokens, num_requests = outcome.num_accepted, len(outcome.accepted)
-        self._served.note_prompts(feedback.prompt_tokens)
         costs = self._served.of(num_requests, self._context)
         made = plan.draft_steps if feedback.draft_steps is None else int(feedback.draft_steps)
         self._backlog = 0 if made else min(self._backlog + tokens, BACKLOG_TOKENS * num_requests)

@@ -12,10 +12,6 @@ FAR_OFF = 3.0
 """A round that took so many times as long as expected, or as short, is no measure of its plan."""
 
 
-PROMPT_SHARE = 1 / 64
-"""Weight of the newest round in the prompt tokens per round."""
-
-
 class ServedCosts:
     """Cost tables, and the corrections of whole rounds and of numbers of rows that serving taught.
 
@@ -28,7 +24,6 @@ class ServedCosts:
         self.tables = costs
         self.drift = CostDrift()
         self._row_drift = RowDrift(costs)
-        self._prompt_tokens = 0.0
         self._drafter: DrafterKind = drafter
         self._legal = legal
         self._kept = KeptCosts(costs, drafter=drafter, legal=legal)
@@ -36,15 +31,6 @@ class ServedCosts:
     def of(self, num_requests: int, context: float) -> BatchCosts:
         """The costs of a batch of N."""
         return self._kept.of(num_requests, context)
-
-    def note_prompts(self, tokens: int) -> None:
-        """Take in how many prompt tokens came with a round."""
-        self._prompt_tokens += PROMPT_SHARE * (tokens - self._prompt_tokens)
-
-    @property
-    def joining_ms(self) -> float:
-        """What a drafter that drafts takes per round for the prompts of requests that join, in the mean."""
-        return self._prompt_tokens * self.tables.backlog_row_ms
 
     def learn(self, batch: BatchCosts, rows: int, table_ms: float, measured_ms: float) -> tuple[float, bool]:
         """Take in a round of B rows that took ``measured_ms`` and should have by the tables taken ``table_ms``.

@@ -96,8 +96,6 @@ class RoundFeedback:
         measured_ms: the whole round's time, or None. Every rank must be given the same number.
         request_ids: int[N] or None.
         draft_steps: those made, where a host ended the draft early or went on (see `ChainRule`); None: as planned.
-        prompt_tokens: prompt positions that were read beside the rows or since the round before. What a drafter takes
-            for them with its next draft is counted where costs have a ``backlog_row_ms``.
     """
 
     plan: Plan
@@ -107,7 +105,6 @@ class RoundFeedback:
     measured_ms: float | None = None
     request_ids: IntArray | None = None
     draft_steps: int | None = None
-    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

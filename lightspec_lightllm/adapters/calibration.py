@@ -53,12 +53,6 @@ DRAFT_REQUESTS = (1, 2, 4, 8, 16, 32)
 CAUGHT_UP = 2
 """Rows accepted of each request before a draft that is timed."""
 
-BEHIND = 24
-"""Rows accepted of each request before the draft that tells what a row of backlog takes."""
-
-BEHIND_REQUESTS = 4
-"""Requests of that draft."""
-
 DRAFT_STEPS = 4
 """Steps of the longer draft that is timed; the shorter one has a single step."""
 
@@ -90,28 +84,15 @@ def measure(engine: Engine, drafter: Drafter, progress: ProgressListener | None 
         stands.begin()
         runs = [_target_run(engine, *shape) for shape in shapes]
         runs += [stands.run(*draft) for draft in (*drafts[:1], *drafts)]
-        behind = max((count for count, _ in drafts if count <= BEHIND_REQUESTS), default=0)
-        runs += [stands.run(behind, 1, BEHIND)] if behind else []
         often = [count <= USUAL[0] and rows <= USUAL[1] for count, rows, _ in shapes]
         often += [count <= USUAL[0] for count, _ in (*drafts[:1], *drafts)]
-        often += [False] * (len(runs) - len(often))
         times = steady(_times(runs, often, progress)).tolist()
     finally:
         engine.model.capture_layers = capture
         stands.release()
     target, request_token_ms = tabulate(shapes, times[: len(shapes)])
-    drafted = dict(zip(drafts, times[len(shapes) + 1 :], strict=False))
-    start, step = draft_tables(drafted)
-    backlog_row_ms = 0.0
-    if behind:
-        backlog_row_ms = max(times[-1] - drafted[behind, 1], 0.0) / (behind * (BEHIND - CAUGHT_UP))
-    return {
-        "target_ms": target,
-        "request_token_ms": request_token_ms,
-        "draft_ms": step,
-        "draft_start_ms": start,
-        "draft_backlog_row_ms": backlog_row_ms,
-    }
+    start, step = draft_tables(dict(zip(drafts, times[len(runs) - len(drafts) :], strict=True)))
+    return {"target_ms": target, "request_token_ms": request_token_ms, "draft_ms": step, "draft_start_ms": start}
 
 
 def _shapes(engine: Engine) -> list[tuple[int, int, int]]:
@@ -312,13 +293,13 @@ class _Stands:
         if self._seqs:
             self._drafter.propose(self._seqs, 1)
 
-    def run(self, num_requests: int, steps: int, accepted: int = CAUGHT_UP) -> Run:
+    def run(self, num_requests: int, steps: int) -> Run:
         """A draft of the first N. Only proposing is timed: a round that drafts nothing has the forward, and hands the
         drafter its rows, all the same (`EmbeddedHost.verify`).
         """
         engine, seqs = self._engine, self._seqs[:num_requests]
-        rows = np.full(num_requests, accepted)
-        hidden = torch.zeros(num_requests * accepted, self._width)
+        rows = np.full(num_requests, CAUGHT_UP)
+        hidden = torch.zeros(num_requests * CAUGHT_UP, self._width)
         context = min(CONTEXT, engine.max_context, engine.options.num_slots // num_requests)
         counts = [min(CAUGHT_UP, engine.options.max_rows, context)] * num_requests
 
@@ -326,7 +307,7 @@ class _Stands:
             engine.probe_forward(counts, context)
             self._drafter.observe(seqs, hidden, rows, rows)
             for seq in seqs:
-                seq.grow(accepted)
+                seq.grow(CAUGHT_UP)
             started = time.perf_counter()
             self._drafter.propose(seqs, steps)
             return (time.perf_counter() - started) * 1e3

@@ -22,7 +22,7 @@ from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 
-FORMAT = 6
+FORMAT = 5
 
 
 def this_device() -> str:
@@ -134,7 +134,6 @@ def cost_model(stored: Mapping[str, Any]) -> CostModel:
         target[min(target)] if target else {},
         {int(requests): float(ms) for requests, ms in stored["draft_ms"].items()},
         draft_start={int(requests): float(ms) for requests, ms in stored["draft_start_ms"].items()},
-        backlog_row_ms=float(stored["draft_backlog_row_ms"]),
         interpolate=True,
         request_token_ms=float(stored["request_token_ms"]),
         by_requests=target,

@@ -26,7 +26,6 @@ class CostTables:
         fill: as ``draft``, of what the drafter runs over all verified rows; empty: a forward like any other.
         by_requests: ``{requests: {rows: ms}}``, target times where they depend on that; empty: ``target`` is for all.
         draft_start: ``{requests: ms}``, what a draft takes beside its steps, however many; empty: nothing.
-        backlog_row_ms: what a drafter without KV to fill takes for each token of its backlog.
     """
 
     target: dict[int, float | dict[int, float]]
@@ -39,7 +38,6 @@ class CostTables:
     fill: dict[int, float | dict[int, float]] = field(default_factory=dict)
     by_requests: dict[int, dict[int, float]] = field(default_factory=dict)
     draft_start: dict[int, float] = field(default_factory=dict)
-    backlog_row_ms: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -62,7 +60,6 @@ class CostTables:
             fill={} if fill is None else _table(fill),
             by_requests={count: _line(table, table.ms[0]) for count, table in costs.by_requests.items()},
             draft_start={} if start is None else _line(start, start.ms[0]),
-            backlog_row_ms=costs.backlog_row_ms,
         )
 
     def model(self, factor: float = 1.0) -> CostModel:
@@ -72,7 +69,6 @@ class CostTables:
             _scaled(self.draft, factor),
             fill=_scaled(self.fill, factor),
             draft_start=_scaled(self.draft_start, factor),
-            backlog_row_ms=factor * self.backlog_row_ms,
             interpolate=self.interpolate,
             overhead_ms=factor * self.overhead_ms,
             request_ms=factor * self.request_ms,

@@ -98,8 +98,6 @@ class EmbeddedHost:
             context_tokens=np.array([len(seq.tokens) for seq in seqs], dtype=np.int64),
             confidence=confidence if self.drafter is not None else None,
             request_ids=np.array([seq.request_id for seq in seqs], dtype=np.int64),
-            # A row of each request is taken in by every draft, and is part of what a draft takes to begin.
-            draft_backlog=max(self.drafter.backlog(seqs) - len(seqs), 0) if self.drafter is not None else None,
         )
 
     def verify(self, verified: IntArray) -> Verdict:

@@ -150,7 +150,7 @@ class SimulatedHost:
         return verdict.accepted
 
     def draft(self, steps: int, chain: StepRule | None = None) -> int:  # noqa: ARG002 - steps are made at once
-        """See `Host`. A drafter catches up on what was committed while it did not draft."""
+        """See `Host`. A drafter with a KV cache catches up on what was committed while it did not draft."""
         self._spend(
             self.costs.draft_ms(
                 self.drafter,
@@ -162,7 +162,7 @@ class SimulatedHost:
                 backlog=int(self._unseen.sum()),
             )
         )
-        if self.drafter != "free":
+        if self.drafter in ("serial", "chained", "block"):
             unseen = np.minimum(self._unseen + self._committed, self._max_backlog)
             self._unseen = np.zeros_like(self._unseen) if steps else unseen
         if self._lifetime is not None:

@@ -45,7 +45,6 @@ class CostModel:
         *,
         fill: RowCosts | None = None,
         draft_start: RowCosts | None = None,
-        backlog_row_ms: float = 0.0,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
         request_token_ms: float = 0.0,
@@ -56,7 +55,6 @@ class CostModel:
         self.draft = draft
         self.fill = fill
         self.draft_start = draft_start
-        self.backlog_row_ms = backlog_row_ms
         self.overhead_ms = overhead_ms
         self.request_ms = request_ms
         self.request_token_ms = request_token_ms
@@ -77,7 +75,6 @@ class CostModel:
         *,
         fill: RowTable | ContextTable | None = None,
         draft_start: RowTable | None = None,
-        backlog_row_ms: float = 0.0,
         interpolate: bool = False,
         overhead_ms: float = 0.0,
         request_ms: float = 0.0,
@@ -95,8 +92,6 @@ class CostModel:
             draft_start: ``{requests: ms}``, what a draft takes beside its steps, however many (at least one) it has: a
                 drafter that takes in accepted rows before its first step. Always linear between two numbers of
                 requests. A free drafter is not charged it. None or empty where a draft is its steps alone.
-            backlog_row_ms: what a drafter without KV to fill takes for each token of its backlog, once, before its next
-                step: it takes in what was accepted while it did not draft.
             interpolate: times between two measured sizes are linear (no padding) rather than those of the larger size.
             overhead_ms: time of a round outside its forwards, whatever its rows.
             request_ms: target time that each request adds, whatever its rows.
@@ -109,7 +104,6 @@ class CostModel:
             CostTableError: a table is empty or malformed, or a term is negative.
         """
         for key, value in (
-            ("backlog_row_ms", backlog_row_ms),
             ("overhead_ms", overhead_ms),
             ("request_ms", request_ms),
             ("request_token_ms", request_token_ms),
@@ -121,7 +115,6 @@ class CostModel:
             RowCosts.from_table(draft, name="draft table", interpolate=interpolate) if draft else None,
             fill=RowCosts.from_table(fill, name="fill table", interpolate=interpolate) if fill else None,
             draft_start=starts_by_requests(draft_start) if draft_start else None,
-            backlog_row_ms=backlog_row_ms,
             overhead_ms=overhead_ms,
             request_ms=request_ms,
             request_token_ms=request_token_ms,
@@ -136,7 +129,6 @@ class CostModel:
             self.draft,
             fill=self.fill,
             draft_start=self.draft_start,
-            backlog_row_ms=self.backlog_row_ms,
             overhead_ms=self.overhead_ms,
             request_ms=self.request_ms,
             request_token_ms=self.request_token_ms,
@@ -230,9 +222,8 @@ class CostModel:
         if chained == fills == 0.0:
             return 0.0
         chain_rows = num_requests * block if kind == "block" else num_requests
-        (_, draft), fill = self._held(max(rows + backlog if fills else 0, chain_rows), context)
-        passes = chained * float(draft[chain_rows])
-        passes += fills * float(fill[rows + backlog]) if fills else backlog * self.backlog_row_ms
+        (_, draft), fill = self._held(max(rows + backlog, chain_rows), context)
+        passes = chained * float(draft[chain_rows]) + fills * float(fill[rows + backlog])
         return passes + self.draft_start_ms(kind, num_requests, steps)
 
     def draft_start_ms(self, kind: DrafterKind, num_requests: int, steps: int) -> float:
@@ -327,8 +318,6 @@ def draft_terms(kind: DrafterKind, steps: int) -> tuple[float, float]:
 
     Td is one forward of the drafter, Tf what runs over all verified rows: the ``fill`` table, without which it is Td.
     A drafter that reads hidden states may only have to project them there, or have to before its forward.
-
-    A drafter with nothing to fill takes ``backlog_row_ms`` for each token of its backlog besides.
 
     start(N), `CostModel.draft_start_ms`, is what any draft takes once, whatever d: 0 without a ``draft_start`` table,
     and for a free drafter.

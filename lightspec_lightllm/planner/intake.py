@@ -10,14 +10,10 @@ import numpy.typing as npt
 
 from lightspec_lightllm.errors import FeedbackError, PlanError
 from lightspec_lightllm.planner.loops import INNER
-from lightspec_lightllm.planner.types import BatchView, DrafterKind, FloatArray, IntArray, RoundFeedback
+from lightspec_lightllm.planner.types import BatchView, FloatArray, IntArray, RoundFeedback
 
 NUMBERS = (int, float, np.integer, np.floating)
 """Types of one number."""
-
-BACKLOG_TOKENS = 32
-"""Tokens per request that a drafter is taken to catch up on at most, where the host does not count them or tables are
-read at so many rows more."""
 
 _NO_COUNTS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -75,17 +71,17 @@ def read_proposals(view: BatchView, max_draft_steps: int) -> tuple[IntArray, Int
     return proposed, tally, available
 
 
-def read_backlog(view: BatchView, counted: int, drafter: DrafterKind) -> int:
-    """Rows that the drafter must catch up on: what the host says, or what was counted; at most `BACKLOG_TOKENS` per
-    request where tables are read at so many rows more, which those of a drafter without KV are not.
+def read_backlog(view: BatchView, counted: int) -> int:
+    """Rows that the drafter must catch up on: what the host says, or what was counted.
 
     Raises:
         PlanError: it is negative.
     """
-    backlog = counted if view.draft_backlog is None else view.draft_backlog
-    if backlog < 0:
-        raise PlanError(f"draft_backlog: expected a number of tokens of at least 0, got {backlog}")
-    return backlog if drafter == "serial_no_kv" else min(backlog, BACKLOG_TOKENS * view.num_requests)
+    if view.draft_backlog is None:
+        return counted
+    if view.draft_backlog < 0:
+        raise PlanError(f"draft_backlog: expected a number of tokens of at least 0, got {view.draft_backlog}")
+    return view.draft_backlog
 
 
 def read_ids(view: BatchView) -> IntArray | None:

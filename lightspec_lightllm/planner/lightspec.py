@@ -15,7 +15,6 @@ from lightspec_lightllm.planner.costs import CostModel, draft_terms
 from lightspec_lightllm.planner.estimator import WARM_VERSIONS, AcceptanceEstimator
 from lightspec_lightllm.planner.gain import NO_GAIN, GainCurve, SurvivalMass
 from lightspec_lightllm.planner.intake import (
-    BACKLOG_TOKENS,
     NUMBERS,
     Outcome,
     read_backlog,
@@ -42,6 +41,9 @@ from lightspec_lightllm.planner.types import (
     PlannerCounters,
     RoundFeedback,
 )
+
+BACKLOG_TOKENS = 32
+"""Tokens per request that a drafter is taken to catch up on at most, where the host does not count its backlog."""
 
 CONTEXT_STEP = 0.03
 """Relative change of the mean context that costs are read anew for; in between, tables that were read are kept."""
@@ -112,7 +114,7 @@ class LightspecPlanner:
             return Plan(0, 0)
         proposed, tally, available = read_proposals(view, self.max_draft_steps)
         levels, drafts, reading = self._read(view, proposed, tally)
-        backlog = read_backlog(view, self._backlog, self.drafter)
+        backlog = min(read_backlog(view, self._backlog), BACKLOG_TOKENS * num_requests)
         fresh = self._settle(num_requests)
 
         curve, survival, rows = self._choose_budget(proposed, tally, available, levels, drafts, backlog)
@@ -126,7 +128,7 @@ class LightspecPlanner:
         self._steps = steps
         self.counters.plans += 1
         costs = self._served.of(num_requests, self._context)
-        table_ms = costs.round_ms(rows, steps, backlog if steps else 0)
+        table_ms = costs.round_ms(rows, steps, backlog)
         return Plan(
             verify_rows=rows,
             draft_steps=steps,

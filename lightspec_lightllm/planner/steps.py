@@ -75,12 +75,10 @@ def budget_ends(num_requests: int, legal: tuple[int, ...], max_rows: int | None)
 
 
 def catching_up_ms(kind: DrafterKind, num_requests: int, backlog: int, *, costs: CostModel, context: float) -> float:
-    """What drafting again costs, in milliseconds per round beside what `steps_values` counts: the drafter catches up
-    once on the rows that it missed, which is written off over `REWARM_ROUNDS`."""
-    if not backlog or kind == "free":
+    """What drafting again costs, in milliseconds per round beside what `steps_values` counts: the drafter's KV cache
+    catches up once on the rows that it missed, which is written off over `REWARM_ROUNDS`."""
+    if not backlog or kind in ("serial_no_kv", "free"):
         return 0.0
-    if kind == "serial_no_kv":
-        return backlog * costs.backlog_row_ms / REWARM_ROUNDS
     fill = costs.fill_line(backlog + num_requests, context)
     return float(fill[backlog + num_requests] - fill[num_requests]) / REWARM_ROUNDS
 

@@ -11,6 +11,9 @@ from lightspec_lightllm.planner.types import FloatArray
 from lightspec_lightllm.simulate.replay import open_batch
 from lightspec_lightllm.simulate.scenario import Scenario
 
+CACHED = ("serial", "chained", "block")
+"""Drafters with a KV cache of their own, which must catch up on what was committed while they did not draft."""
+
 
 class ScenarioHost:
     """Serves a scenario on a clock that its costs set.
@@ -116,7 +119,7 @@ class ScenarioHost:
                 backlog=backlog,
             )
         )
-        if drafter.kind != "free":
+        if drafter.kind in CACHED:
             unseen = np.minimum(world.unseen[slots] + self._kept, drafter.max_backlog)
             world.unseen[slots] = 0 if steps else unseen
         world.propose(steps)

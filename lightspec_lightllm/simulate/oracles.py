@@ -177,9 +177,7 @@ class OptimumPlanner(Oracle):
             value -= price * costs.draft_start_ms(kind, num_requests, steps)
             if steps and fills:
                 value -= price * float(fill[num_requests + backlog] - fill[num_requests]) / REWARM_ROUNDS
-            elif steps:
-                value -= price * backlog * costs.backlog_row_ms / REWARM_ROUNDS
-            elif kind in ("serial", "chained", "block"):
+            elif not steps and kind in ("serial", "chained", "block"):
                 value -= price * float(fill[2 * num_requests] - fill[num_requests])
             out.append(value)
         self._values, self._valued = np.array(out), (1, world.segment, num_requests)

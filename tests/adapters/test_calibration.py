@@ -112,7 +112,6 @@ class Clocked:
         step: Callable[[int], float],
         *,
         observe: Callable[[int], float] = lambda _: 0.0,
-        each_row: float = 0.0,
         max_draft_steps: int = 8,
         kind: DrafterKind = "serial",
     ) -> None:
@@ -121,8 +120,7 @@ class Clocked:
         self.held: dict[int, int] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.ms = 0.0
-        self._start, self._step, self._observe, self._each_row = start, step, observe, each_row
-        self._behind = 0
+        self._start, self._step, self._observe = start, step, observe
 
     def perf_counter(self) -> float:
         return self.ms / 1e3
@@ -135,7 +133,6 @@ class Clocked:
         assert len(hidden) == rows.sum()
         self.calls.append(("observe", len(seqs), *set(accepted.tolist())))
         self.ms += self._observe(len(seqs))
-        self._behind = int(accepted.sum())
         for seq, kept in zip(seqs, accepted.tolist(), strict=True):
             self.held[seq.request_id] += kept
 
@@ -144,7 +141,7 @@ class Clocked:
         assert 1 <= steps <= self.max_draft_steps
         assert all(self.held[seq.request_id] == len(seq.tokens) - 1 for seq in seqs)
         self.calls.append(("propose", len(seqs), steps))
-        self.ms += self._start(len(seqs)) + steps * self._step(len(seqs)) + self._each_row * self._behind
+        self.ms += self._start(len(seqs)) + steps * self._step(len(seqs))
         return Proposals.empty(len(seqs), steps)
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
@@ -190,22 +187,11 @@ def test_a_draft_is_told_apart_into_its_start_and_its_steps(monkeypatch: pytest.
     one_pass: list[tuple[Any, ...]] = [("forward", 1, 256, (1,))] * 2
     for n, steps in shapes[:1] + shapes:  # the first counts the second time
         one_pass += [("forward", n, 256, (1,)), ("observe", n, 2), ("propose", n, steps)]
-    behind = [("forward", 4, 256, (1,)), ("observe", 4, 24), ("propose", 4, 1)]
-    passes = [*one_pass, *behind, *[*one_pass, *behind, *one_pass] * 2]
-    assert drafter.calls == [("propose", 16, 1), *passes]  # to warm up, and twice two, since one of them is large
-    total = 5 * (3 + len(shapes)) + 3
-    assert table["draft_backlog_row_ms"] == pytest.approx(0.0)
+    assert drafter.calls == [("propose", 16, 1)] + one_pass * 5  # to warm up, and twice two, since none is large
+    total = 5 * (3 + len(shapes))
     assert seen == [(done, total) for done in range(1, total + 1)]
     costs = cost_model(table)
     assert costs.draft_ms("serial_no_kv", 16, 16, 3, block=1) == pytest.approx(1.0 + 0.5 * 16 + 3 * 6.0)
-
-
-def test_what_a_row_of_the_backlog_takes_is_told_by_a_draft_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most, requests in ((8, 16), (1, 3)):
-        drafter = Clocked(lambda _: 1.0, lambda _: 2.0, each_row=0.125, max_draft_steps=most)
-        table = clocked_measurement(monkeypatch, small_engine(max_requests=requests), drafter)
-        assert table["draft_backlog_row_ms"] == pytest.approx(0.125)
-        monkeypatch.undo()
 
 
 def test_large_sizes_are_measured_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +202,7 @@ def test_large_sizes_are_measured_less_often(monkeypatch: pytest.MonkeyPatch) ->
     table = clocked_measurement(monkeypatch, engine, drafter, lambda _, done, total: seen.append((done, total)))
     assert table["draft_ms"] == pytest.approx({1: 2.0, 2: 2.0, 4: 2.0})
     drafts = [call[1] for call in drafter.calls if call[0] == "propose"][1:]
-    assert drafts == [1, 1, 1, 2, 2, 4, 4, 4] + [1, 1, 1, 2, 2, 4, 4, 4, 1, 1, 1, 2, 2] * 2
+    assert drafts == [1, 1, 1, 2, 2, 4, 4] + [1, 1, 1, 2, 2, 4, 4, 1, 1, 1, 2, 2] * 2
     forwards = 3 * 2 + 2 * 1  # of two sizes three times, of the one row twice more
     assert len(seen) == seen[-1][1] == forwards + len(drafts)
     assert len([call for call in drafter.calls if call[0] == "forward"]) == forwards + len(drafts)
@@ -328,9 +314,7 @@ def test_a_drafter_that_looks_up_first_is_measured_where_it_must_draft(monkeypat
     monkeypatch.setattr(HeadDrafter, "propose", count)
     table = calibration.measure(engine, hybrid)
     assert set(table["draft_ms"]) == set(table["draft_start_ms"]) == {1, 4}
-    usual = [(1, 1), (1, 1), (1, 4), (4, 1), (4, 4)]
-    assert rest == [(4, 1), *usual, (4, 1), *[*usual, (4, 1), *usual] * calibration.REPEATS]
-    assert table["draft_backlog_row_ms"] >= 0.0
+    assert rest == [(4, 1), *[(1, 1), (1, 1), (1, 4), (4, 1), (4, 4)] * (1 + calibration.REPEATS * calibration.OFTEN)]
     assert not hybrid._head._backlogs
 
 

@@ -21,7 +21,7 @@ from tests.adapters.test_embedded_lossless import tiny_head_drafter
 from tests.engine.tiny_llama import tiny_engine
 
 KEY = CostKey(
-    format=6,
+    format=5,
     model="a" * 64,
     weights="float16",
     threads=2,
@@ -35,7 +35,6 @@ TABLE: dict[str, Any] = {
     "target_ms": {"1": {"1": 20.0, "8": 30.0}, "4": {"4": 30.0, "64": 90.0}},
     "draft_ms": {},
     "draft_start_ms": {},
-    "draft_backlog_row_ms": 0.0,
     "request_token_ms": 0.001,
 }
 
@@ -108,15 +107,7 @@ def test_steps_are_at_sums_of_rows_for_numbers_of_requests_not_measured_too(num_
         return float(steps[rows] + count * (each + per_row * rows / count))
 
     measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
-    costs = cost_model(
-        {
-            "target_ms": measured,
-            "draft_ms": {},
-            "draft_start_ms": {},
-            "draft_backlog_row_ms": 0.0,
-            "request_token_ms": 0.0,
-        }
-    )
+    costs = cost_model({"target_ms": measured, "draft_ms": {}, "draft_start_ms": {}, "request_token_ms": 0.0})
     for rows in range(num_requests, 65):
         found = costs.target_ms(rows, num_requests, 0.0)
         if rows == 3 or rows in calibration.SHAPES[4]:
@@ -130,15 +121,7 @@ def test_a_step_seen_at_four_requests_is_at_the_same_rows_at_six() -> None:
         return 50.0 + rows + 0.5 * count + (20.0 if rows >= 15 else 0.0)
 
     measured = {count: {rows: truth(count, rows) for rows in sizes} for count, sizes in calibration.SHAPES.items()}
-    costs = cost_model(
-        {
-            "target_ms": measured,
-            "draft_ms": {},
-            "draft_start_ms": {},
-            "draft_backlog_row_ms": 0.0,
-            "request_token_ms": 0.0,
-        }
-    )
+    costs = cost_model({"target_ms": measured, "draft_ms": {}, "draft_start_ms": {}, "request_token_ms": 0.0})
     for num_requests in (3, 5, 6, 7, 9, 12):
         growth = np.diff([costs.target_ms(rows, num_requests, 0.0) for rows in range(num_requests, 65)])
         assert growth == pytest.approx([21.0 if rows == 15 else 1.0 for rows in range(num_requests + 1, 65)])
@@ -206,8 +189,6 @@ def test_a_damaged_table_is_refused(tmp_path: Path, content: str | bytes) -> Non
         {"draft_start_ms": {"1": -1.0}},
         {"draft_start_ms": {"1": {"1": 1.0}}},
         {"draft_start_ms": None},
-        {"draft_backlog_row_ms": -1.0},
-        {"draft_backlog_row_ms": None},
         {"request_token_ms": -1.0},
         {"request_token_ms": None},
     ],
@@ -256,7 +237,7 @@ def test_the_usual_threads_are_those_of_the_table_that_was_measured_last_here(
     assert usual_threads(KEY.model, KEY.weights) is None
     folder.mkdir()
     here = {"device": cost_cache.this_device(), "torch": str(torch.__version__)}
-    others: list[dict[str, Any]] = [{"model": "b" * 64}, {"weights": "float32"}, {"device": "another"}, {"format": 5}]
+    others: list[dict[str, Any]] = [{"model": "b" * 64}, {"weights": "float32"}, {"device": "another"}, {"format": 4}]
     keys: list[dict[str, Any]] = [{"threads": 4}, {"threads": 2, "drafter": "head"}]
     keys += [{"threads": 1, **other} for other in others]
     for age, changes in enumerate(keys):

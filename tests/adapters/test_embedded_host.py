@@ -126,30 +126,6 @@ def test_a_head_keeps_up_with_pauses_resumes_cancels_and_skipped_drafts(
     assert len(head._cache) == 0
 
 
-def test_a_planner_is_told_what_the_head_has_missed_since_it_drafted_last() -> None:
-    views: list[BatchView] = []
-
-    class Sometimes(WildPlanner):
-        """Drafts in every fourth round, verifies nothing."""
-
-        def plan(self, view: BatchView) -> Plan:
-            views.append(view)
-            return Plan(view.num_requests, int(len(views) % 4 == 0), view.num_requests)
-
-    engine = tiny_engine(max_context=120)
-    loop = Round(EmbeddedHost(engine, tiny_head_drafter(engine, 7), 7), Sometimes(7, 0))
-    prompts = ([5, 9, 20, 11], [7, 8, 9, 10, 11, 12])
-    for prompt in prompts:
-        engine.submit(prompt, SamplingParams(max_tokens=40, ignore_eos=True))
-    for _ in range(20):
-        loop.step()
-    prompt_rows = sum(map(len, prompts))
-    # All of the prompts at first, then a row of each request per round; one row of each is taken in by any draft.
-    assert [view.draft_backlog for view in views[:4]] == [prompt_rows - 2 + 2 * missed for missed in range(4)]
-    assert [view.draft_backlog for view in views[4:]] == [0, 0, 2, 4] * 4
-    assert EmbeddedHost(engine, None, 7).schedule().draft_backlog is None
-
-
 @pytest.mark.parametrize("name", ["head", "ngram"])
 def test_strategies_may_change_while_requests_run(name: str) -> None:
     engine = tiny_engine(num_slots=160, max_context=100, prefill_chunk=5)

@@ -133,26 +133,6 @@ def test_what_a_draft_takes_beside_its_steps_is_linear_between_numbers_of_reques
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_backlog_is_paid_by_its_rows_where_there_is_no_pass_over_them(kind: DrafterKind) -> None:
-    draft = {rows: 0.1 * rows for rows in range(1, 65)}
-    plain, priced = (CostModel.from_tables({64: 9.0}, draft, backlog_row_ms=ms) for ms in (0.0, 0.25))
-    for steps in range(4):
-        paid = 0.25 * 40 if kind == "serial_no_kv" and steps else 0.0
-        one, other = (each.draft_ms(kind, 3, 12, steps, block=5, backlog=40) for each in (plain, priced))
-        assert other == pytest.approx(one + paid)
-    resumed = catching_up_ms(kind, 3, 40, costs=priced, context=0.0)
-    known = catching_up_ms(kind, 3, 40, costs=plain, context=0.0)
-    assert resumed == pytest.approx(known + (0.25 * 40 / REWARM_ROUNDS if kind == "serial_no_kv" else 0.0))
-    assert priced.with_target(priced.target).backlog_row_ms == CostTables.of(priced).backlog_row_ms == 0.25
-    assert CostTables.of(priced).model(2.0).backlog_row_ms == 0.5
-
-
-def test_a_price_of_the_backlog_that_cannot_be_is_refused() -> None:
-    with pytest.raises(CostTableError, match="backlog_row_ms: expected a finite time of at least 0 ms"):
-        CostModel.from_tables({1: 1.0}, backlog_row_ms=-0.1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_start_of_a_draft_is_paid_once_whatever_its_steps_and_not_by_a_free_drafter(kind: DrafterKind) -> None:
     draft = {rows: float(rows) for rows in range(1, 65)}
     plain, started = (CostModel.from_tables({64: 9.0}, draft, draft_start=table) for table in (None, STARTS))

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHost
-from lightspec_lightllm.decode import Round
+from lightspec_lightllm.adapters.simulated import AcceptanceProfile
 from lightspec_lightllm.errors import PlanError
 from lightspec_lightllm.planner import BatchView, CostModel, DrafterKind, Plan, make_planner
 from tests.planner.simulation import FairHost, serve
@@ -184,22 +183,6 @@ def test_a_plan_says_what_was_waiting() -> None:
     plan = make_planner("lightspec", GPU, max_draft_steps=4).plan(round_.view)
     assert plan.proposed is not None
     assert plan.proposed.tolist() == round_.view.proposed.tolist()
-
-
-def test_probes_are_rarer_where_the_drafter_must_catch_up_on_all_that_it_missed() -> None:
-    """Drafts that never pay: a probe drafts, and pays for what was accepted since the last one."""
-    probes = []
-    for each in (0.0, 0.02):
-        costs = CostModel.from_tables({1: 7.0, 64: 12.0}, {8: 1.5}, backlog_row_ms=each, interpolate=True)
-        host = SimulatedHost(
-            costs, 8, AcceptanceProfile((0.02,)), max_draft_steps=3, drafter="serial_no_kv", max_backlog=256
-        )
-        planner = make_planner("lightspec", costs, max_draft_steps=3, drafter="serial_no_kv")
-        loop = Round(host, planner)
-        for _ in range(2000):
-            loop.step()
-        probes.append(planner.counters.probes)
-    assert probes[0] > 4 * probes[1] > 0
 
 
 @pytest.mark.parametrize("confident", [False, True])

@@ -58,15 +58,7 @@ MOVES: dict[str, Any] = {
 }
 """A second value for every key of `CONTENT` that a round can feel."""
 
-FELT_ELSEWHERE = {
-    "name",
-    "feedback_delay",
-    "costs_file",
-    "roofline_file",
-    "costs.max_rows",
-    "costs.backlog_row_ms",
-    "trace_file",
-}
+FELT_ELSEWHERE = {"name", "feedback_delay", "costs_file", "roofline_file", "costs.max_rows", "trace_file"}
 """Keys with a test of their own."""
 
 

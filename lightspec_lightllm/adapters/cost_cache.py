@@ -77,7 +77,9 @@ def usual_threads(model_sha256: str, weights: str) -> int | None:
     }
     found: list[tuple[float, int]] = []
     for path in (cache_dir() / "costs").glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # `load` refuses a damaged one that is asked for
+        with suppress(
+            OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
+        ):  # `load` refuses a damaged one that is asked for
             key = dict(json.loads(path.read_text(encoding="utf-8"))["key"])
             if same.items() <= key.items():
                 found.append((path.stat().st_mtime, int(key["threads"])))

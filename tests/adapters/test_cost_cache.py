@@ -1,6 +1,7 @@
 """Kept cost tables: their costs between what was measured, the key, and what is refused."""
 
 import json
+import math
 import os
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -246,6 +247,7 @@ def test_the_usual_threads_are_those_of_the_table_that_was_measured_last_here(
         os.utime(path, (1e9 + age, 1e9 + age))
     (folder / "damaged.json").write_text("{")
     (folder / "foreign.json").write_text("[]")
+    (folder / "endless.json").write_text(json.dumps({"key": {**asdict(KEY), **here, "threads": math.inf}}))
     assert usual_threads(KEY.model, KEY.weights) == 2
     os.utime(folder / "0.json")
     assert usual_threads(KEY.model, KEY.weights) == 4

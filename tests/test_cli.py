@@ -1,16 +1,21 @@
 """The command line: every mistake is one clear line and exit code 2, and no mistake loads the model."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from lightspec_lightllm import __version__
+from lightspec_lightllm.bench.command import run_bench
+from lightspec_lightllm.bench.options import BenchOptions
 from lightspec_lightllm.cli import main
+from lightspec_lightllm.config import Config
 from lightspec_lightllm.engine.fetch import default_model_path
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +167,24 @@ def test_bench_measures_prints_and_writes(capsys: pytest.CaptureFixture[str], tm
     assert "gsm8k: test.jsonl" in text
     assert "Texts: 8 of 8 are token for token those of the arm off" in text
     assert len(list((tmp_path / "out").iterdir())) == text.count("wrote ") == 4
+
+
+@pytest.mark.real_model
+@pytest.mark.usefixtures("rough_costs")
+def test_answers_that_were_shortened_are_said_to_be_everywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lightspec_lightllm.bench.first_look.SECONDS", 0.0)
+    options = BenchOptions(("gsm8k",), Path(small_dataset(tmp_path)), concurrency=(1,), arms=("off", "lightspec"))
+    began = time.perf_counter()
+    run_bench(Config(), options, tmp_path / "out", date=datetime.now().astimezone(), started=began, shorten=True)
+    out, err = capsys.readouterr()
+    assert "answers of 12 tokens at most" in err
+    assert "--max-tokens 24 has them as long as usual" in err
+    assert "12 tokens at most per answer" in out
+    (result,) = (path for path in (tmp_path / "out").glob("*.json") if not path.name.endswith(".rounds.json"))
+    content = json.loads(result.read_text(encoding="utf-8"))
+    assert {run["max_tokens"] for run in content["results"]} == {content["options"]["max_tokens"]} == {12}
 
 
 @pytest.mark.real_model

@@ -25,11 +25,6 @@ from lightspec_lightllm.planner import CostModel
 FORMAT = 5
 
 
-def this_device() -> str:
-    """The processor, as keys name it."""
-    return f"{cpu_name()}, {os.cpu_count()} cores"
-
-
 @dataclass(frozen=True, slots=True)
 class CostKey:
     """What a table was measured for; a table of any other key is foreign."""
@@ -48,15 +43,11 @@ class CostKey:
     def of(cls, engine: Engine, drafter: Drafter) -> CostKey:
         """The key of this engine, drafter and machine."""
         return cls(
-            format=FORMAT,
-            model=engine.model.config.sha256,
-            weights=engine.options.weights,
             threads=engine.num_threads,
             drafter=drafter.name,
             draft_steps=0 if drafter.kind == "free" else timed_steps(drafter)[-1],
             sizes=measured_sizes(engine),
-            device=this_device(),
-            torch=str(torch.__version__),
+            **served_here(engine.model.config.sha256, engine.options.weights),
         )
 
     @property
@@ -66,20 +57,26 @@ class CostKey:
         return cache_dir() / "costs" / f"{digest}.json"
 
 
-def usual_threads(model_sha256: str, weights: str) -> int | None:
-    """Threads of the table that was measured last for this model on this machine, for any drafter; None without one."""
-    same = {
+def served_here(model_sha256: str, weights: str) -> dict[str, Any]:
+    """The part of a key that a model has on this machine, whoever drafts and whatever the engine's size."""
+    return {
         "format": FORMAT,
         "model": model_sha256,
         "weights": weights,
-        "device": this_device(),
+        "device": f"{cpu_name()}, {os.cpu_count()} cores",
         "torch": str(torch.__version__),
     }
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+
+
+def usual_threads(model_sha256: str, weights: str) -> int | None:
+    """Threads of the table that was measured last for this model on this machine, for any drafter; None without one."""
+    same = served_here(model_sha256, weights)
     found: list[tuple[float, int]] = []
     for path in (cache_dir() / "costs").glob("*.json"):
-        with suppress(
-            OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
-        ):  # `load` refuses a damaged one that is asked for
+        with suppress(*_UNREADABLE):  # `load` refuses a damaged table that is asked for
             key = dict(json.loads(path.read_text(encoding="utf-8"))["key"])
             if same.items() <= key.items():
                 found.append((path.stat().st_mtime, int(key["threads"])))

@@ -49,6 +49,7 @@ class _Entries:
             if not sizes or size >= APART * sizes[-1]:
                 sizes.append(size)
         self.sizes = np.array(sizes)
+        self._tiers = None if table.interpolate else table.rows
         self.share = np.zeros(len(sizes))
         self.told = self.share
         self.variance = np.full(len(sizes), PRIOR_SHARE * PRIOR_SHARE)
@@ -57,8 +58,10 @@ class _Entries:
         """Take in rounds of int[M] rows, float[M] beyond what was expected of them, with errors of variance ``noise``.
 
         A Kalman filter's step for all of them at once, in its information form; of what it finds the variances alone
-        are kept, no covariances.
+        are kept, no covariances. On a staircase rows pay for the size they are padded to, and tell of that one alone.
         """
+        if self._tiers is not None:
+            rows = self._tiers[np.searchsorted(self._tiers, rows).clip(max=len(self._tiers) - 1)]
         upper = np.searchsorted(self.sizes, rows).clip(max=len(self.sizes) - 1)
         lower = np.maximum(upper - 1, 0)
         apart = np.maximum(self.sizes[upper] - self.sizes[lower], 1)
@@ -69,14 +72,10 @@ class _Entries:
         def sums(into: IntArray, values: FloatArray) -> FloatArray:
             return np.bincount(into, values, size) / noise
 
-        known = np.diag(1.0 / self.variance + sums(upper, weight * weight) + sums(lower, rest * rest))
-        beside = sums(upper, weight * rest)[1:]
-        at = np.arange(size - 1)
-        known[at, at + 1] = known[at + 1, at] = beside
-        covariance = np.linalg.inv(known)
-        found = covariance @ (self.share / self.variance + sums(upper, weight * beyond) + sums(lower, rest * beyond))
+        known = 1.0 / self.variance + sums(upper, weight * weight) + sums(lower, rest * rest)
+        told = self.share / self.variance + sums(upper, weight * beyond) + sums(lower, rest * beyond)
+        found, self.variance = _solved(known, sums(upper, weight * rest)[1:], told)
         self.share = found.clip(-MOST_SHARE, MOST_SHARE)
-        self.variance = np.diag(covariance).copy()
 
     def forget(self, rounds: int) -> None:
         keep = math.exp(-rounds / MEMORY_ROUNDS)
@@ -89,6 +88,30 @@ class _Entries:
         factor = 1.0 + np.interp(table.rows, self.sizes, self.told)
         ms = np.maximum.accumulate(table.ms * factor, axis=1)
         return RowCosts(table.rows, table.contexts, ms, table.interpolate)
+
+
+def _solved(diagonal: FloatArray, beside: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """float[E] solution and diagonal of the inverse of a symmetric tridiagonal matrix that is positive definite.
+
+    By elimination from the front (Thomas) and from the back, in plain arithmetic: the same bits on every machine, which
+    LAPACK does not promise.
+
+    Args:
+        diagonal: float[E].
+        beside: float[E - 1], the entries next to it.
+        right: float[E], what the matrix makes of the solution.
+    """
+    front, back, values = diagonal.tolist(), diagonal.tolist(), right.tolist()
+    links = beside.tolist()
+    for at, link in enumerate(links):
+        factor = link / front[at]
+        front[at + 1] -= factor * link
+        values[at + 1] -= factor * values[at]
+    values[-1] /= front[-1]
+    for at in range(len(links) - 1, -1, -1):
+        back[at] -= links[at] * links[at] / back[at + 1]
+        values[at] = (values[at] - links[at] * values[at + 1]) / front[at]
+    return np.array(values), 1.0 / (np.array(front) + np.array(back) - diagonal)
 
 
 class RowDrift:
@@ -153,7 +176,8 @@ class RowDrift:
         """The numbers of requests whose tables say most of int[M]; 0 where there is one table."""
         if not len(self._counts):
             return np.zeros_like(num_requests)
-        return cast(IntArray, self._counts[np.abs(np.log(self._counts / num_requests[:, None])).argmin(axis=1)])
+        times = self._counts / num_requests[:, None]
+        return cast(IntArray, self._counts[np.maximum(times, 1.0 / times).argmin(axis=1)])
 
     def _table(self, key: int) -> RowCosts:
         return self._costs.by_requests[key] if key else self._costs.target

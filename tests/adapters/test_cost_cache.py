@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,7 +236,7 @@ def test_the_usual_threads_are_those_of_the_table_that_was_measured_last_here(
     folder = tmp_path / "costs"
     assert usual_threads(KEY.model, KEY.weights) is None
     folder.mkdir()
-    here = {"device": cost_cache.this_device(), "torch": str(torch.__version__)}
+    here = cost_cache.served_here(KEY.model, KEY.weights)
     others: list[dict[str, Any]] = [{"model": "b" * 64}, {"weights": "float32"}, {"device": "another"}, {"format": 4}]
     keys: list[dict[str, Any]] = [{"threads": 4}, {"threads": 2, "drafter": "head"}]
     keys += [{"threads": 1, **other} for other in others]

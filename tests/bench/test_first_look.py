@@ -1,6 +1,7 @@
 """A benchmark without arguments shortens its answers where the machine is slow, and only then."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from lightspec_lightllm.bench.datasets import Dataset, Prompt
 from lightspec_lightllm.bench.first_look import LEAST_TOKENS, SECONDS, fitted, is_default, predicted_seconds
 from lightspec_lightllm.bench.options import BenchOptions
+from lightspec_lightllm.cli import main
 from lightspec_lightllm.planner import CostModel
 from tests.bench.fakes import FakeHost
 
@@ -56,3 +58,27 @@ def test_whoever_asks_for_something_gets_it(changes: dict[str, object]) -> None:
     assert is_default(BenchOptions())
     assert is_default(BenchOptions(seed=3, temperature=0.7))
     assert not is_default(BenchOptions(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shorten"),
+    [
+        ("", True),
+        ("--seed 3 --drafter head", True),
+        ("--max-tokens 24", False),
+        ("--concurrency 1 4", False),
+        ("--output-tokens 500", False),
+    ],
+)
+def test_the_command_shortens_answers_where_nothing_says_how_much_to_run(
+    arguments: str, shorten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def run(*_: object, **options: Any) -> Any:
+        asked.append(options)
+        return dataclasses.make_dataclass("Ended", [("interrupted", bool, False)])()
+
+    monkeypatch.setattr("lightspec_lightllm.bench.command.run_bench", run)
+    assert main(["bench", *arguments.split()]) == 0
+    assert [options["shorten"] for options in asked] == [shorten]

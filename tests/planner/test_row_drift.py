@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lightspec_lightllm.adapters.simulated import AcceptanceProfile, SimulatedHost
 from lightspec_lightllm.decode import Round
 from lightspec_lightllm.planner import CostModel, make_planner
-from lightspec_lightllm.planner.row_drift import MOST_ROUNDS, MOST_SHARE, RowDrift
+from lightspec_lightllm.planner.row_drift import MOST_ROUNDS, MOST_SHARE, RowDrift, _solved
 
 TABLE = {1: 10.0, 2: 11.0, 4: 12.0, 8: 14.0, 16: 18.0, 32: 30.0}
 BY_REQUESTS = {1: {1: 10.0, 2: 11.0, 8: 14.0}, 4: {4: 12.0, 8: 15.0, 16: 20.0}, 16: {16: 20.0, 32: 33.0}}
@@ -32,6 +32,28 @@ def test_an_entry_that_is_off_is_found_by_the_rounds_that_use_it(interpolate: bo
     for rows in (1, 2, 4, 8, 16):
         assert found.target_ms(rows, 1, 0.0) == pytest.approx(truth.target_ms(rows, 1, 0.0), rel=0.012)
     assert found.target_ms(32, 1, 0.0) == costs.target_ms(32, 1, 0.0), "nothing was served there"
+
+
+@pytest.mark.parametrize("rows", [[5], [6], [5, 6, 7, 8]])
+def test_rows_that_are_padded_tell_of_the_size_they_pay_for_alone(rows: list[int]) -> None:
+    costs, truth = CostModel.from_tables(TABLE), CostModel.from_tables(TABLE | {8: 14.98})
+    found = serve(RowDrift(costs), truth, costs, rows)
+    for size, ms in TABLE.items():
+        expected = 14.98 if size == 8 else ms
+        assert found.target_ms(size, 1, 0.0) == pytest.approx(expected, rel=0.015 if size == 8 else 1e-12)
+
+
+@given(size=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
+def test_what_is_learned_is_solved_as_by_a_dense_inverse(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.random((3 * size, size)) * (np.abs(np.subtract.outer(np.arange(3 * size) // 3, np.arange(size))) < 1)
+    weights[:, 1:] += weights[:, :-1] * rng.random((3 * size, 1))
+    matrix = np.diag(rng.uniform(1.0, 1e4, size)) + 1e3 * weights.T @ weights
+    right = rng.standard_normal(size)
+    solution, variance = _solved(np.diag(matrix).copy(), np.diag(matrix, 1).copy(), right)
+    inverse = np.linalg.inv(matrix)
+    np.testing.assert_allclose(solution, inverse @ right, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(variance, np.diag(inverse), rtol=1e-8)
 
 
 def test_what_all_entries_are_off_by_is_left_to_the_correction_of_whole_rounds() -> None:

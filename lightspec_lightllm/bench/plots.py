@@ -22,7 +22,7 @@ def plot_throughput(experiment: Experiment, path: Path) -> None:
         axes.set_title(name)
         if number == 0:
             axes.set_ylabel("output tokens / s")
-            axes.legend(fontsize="small")
+    _legend(figure)
     figure.savefig(path, dpi=120)
 
 
@@ -65,12 +65,13 @@ def plot_plans(experiment: Experiment, path: Path) -> bool:
         of_name = [(cell, run) for cell, run in rows if cell.dataset.name == name]
         for column, (cell, run) in enumerate(of_name):
             axes = figure.add_subplot(len(names), columns, line * columns + column + 1)
-            _plan_lines(axes, cell, run, legend=line == 0 and column == 0)
+            _plan_lines(axes, cell, run)
+    _legend(figure)
     figure.savefig(path, dpi=120)
     return True
 
 
-def _plan_lines(axes: "Axes", cell: Cell, run: Run, *, legend: bool) -> None:
+def _plan_lines(axes: "Axes", cell: Cell, run: Run) -> None:
     rounds = run.result.rounds
     seconds = [trace.time for trace in rounds]  # at the end of a round: a step reaches back to the one before
     lines = (
@@ -84,8 +85,12 @@ def _plan_lines(axes: "Axes", cell: Cell, run: Run, *, legend: bool) -> None:
     axes.set_title(f"{run.arm}: {cell.dataset.name}, {cell.concurrency} in flight", fontsize="medium")
     axes.set_xlabel("seconds")
     axes.grid(linewidth=0.4, alpha=0.6)
-    if legend:
-        axes.legend(fontsize="small")
+
+
+def _legend(figure: "Figure") -> None:
+    """One for all axes, which show the same things, where it covers none of them."""
+    labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside upper center", ncols=len(labels[1]), fontsize="small")
 
 
 def _figure(*, width: float, height: float) -> "Figure":

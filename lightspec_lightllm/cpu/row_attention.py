@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightspec_lightllm.errors import ModelError
+from lightspec_lightllm.cpu.compiling import FAST_MATH, checked, part, powers
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 Kernel = Callable[..., None]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _BLOCK = 64
 """Keys at a time: with their values 32 KB at 64 floats each."""
@@ -39,10 +37,6 @@ _BUSY = 4
 """Pieces of work per thread below which they are cut into tiles."""
 
 _MOST_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-_FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums in any order, which is what makes loops quick. A key or value that is no number gives rows that are none: to
-promise the compiler that there are only numbers (nnan, ninf) saves no time and leaves open what such rows give."""
-
 _LOG2_E = 1.4426950408889634
 _LOWEST = -1e30
 _ROOM = 1 << 13  # floats
@@ -79,12 +73,15 @@ class RowSchedule:
         requests = np.stack((first_row, rows, context, start), axis=1)
         if len(requests) * num_key_heads < _BUSY * self.num_threads:
             requests = _tiles(requests)
-        self.items = np.empty((num_key_heads * len(requests), 5), dtype=np.int64)
-        self.items[:, 0] = np.tile(np.arange(num_key_heads), len(requests))
-        self.items[:, 1:] = requests.repeat(num_key_heads, axis=0)
-        done = (self.items[:, 3] * (self.items[:, 2] + _CONTEXT_ROWS)).cumsum()
+        items = np.empty((len(requests), num_key_heads, 5), dtype=np.int64)
+        items[:, :, 0] = np.arange(num_key_heads)
+        items[:, :, 1:] = requests[:, None]
+        self.items = items.reshape(-1, 5)
+        done = (requests[:, 2] * (requests[:, 1] + _CONTEXT_ROWS)).repeat(num_key_heads).cumsum()
+        self.bounds = np.zeros(self.num_threads + 1, dtype=np.int64)
         shares = done[-1] / self.num_threads * np.arange(1, self.num_threads)
-        self.bounds = np.concatenate(([0], done.searchsorted(shares) + 1, [len(done)])).clip(max=len(done))
+        self.bounds[1:-1] = done.searchsorted(shares) + 1
+        self.bounds[-1] = len(done)
 
     def advance(self) -> None:
         """The same rows one position later."""
@@ -116,32 +113,12 @@ def attend_rows(queries: torch.Tensor, keys_values: torch.Tensor, mixed: torch.T
 
 @cache
 def row_kernel(dim: int) -> Kernel:
-    """The kernel for heads of ``dim`` floats, which the compiler knows: a tenth faster.
-
-    Compiling takes seconds, once per machine: what it made is kept beside this file or, where nothing may be written
-    there, in the user's cache. What was kept is used if it computes what it should; where it does not, or cannot be
-    read or written, the kernel is compiled for this process alone: at every start, until its files (row_attention.*)
-    are deleted.
-
-    Raises:
-        ModelError: numba is told not to compile, or the kernel is wrong on this machine however it is had.
-    """
-    if vars(numba.config)["DISABLE_JIT"]:
-        raise ModelError(
-            "NUMBA_DISABLE_JIT tells numba not to compile, and attention that is not compiled is too slow to serve;"
-            " unset the variable"
-        )
-    with suppress(Exception):  # a full disk, a damaged file, no place at all: keeping only saves time
-        kept = _compile(dim, keep=True)
-        if _is_right(kept, dim):
-            return kept
-    kernel = _compile(dim, keep=False)
-    if not _is_right(kernel, dim):
-        raise ModelError(
-            f"attention compiled by numba {numba.__version__} for heads of {dim} floats computes wrong numbers on this"
-            " machine; install another version of numba"
-        )
-    return kernel
+    """The kernel for heads of ``dim`` floats, which the compiler knows: a tenth faster. Compiled as `checked` says."""
+    return checked(
+        lambda keep: _compile(dim, keep=keep),
+        lambda kernel: _is_right(kernel, dim),
+        f"attention with heads of {dim} floats",
+    )
 
 
 def _is_right(kernel: Kernel, dim: int) -> bool:
@@ -206,7 +183,7 @@ def _compile(dim: int, *, keep: bool) -> Kernel:
                             top = _scores(weight, query[index], near_keys[:seen], highest[index], dim)
                             fade = np.float32(2.0) ** (highest[index] - top)
                             highest[index] = top
-                            weight_sum[index] = weight_sum[index] * fade + _powers(weight, bits, top, seen)
+                            weight_sum[index] = weight_sum[index] * fade + powers(weight, bits, top, seen)
                             _add(total[index], fade, weight, near_values[:seen], dim)
                 for index in range(count):
                     share = np.float32(1.0) / weight_sum[index]
@@ -218,24 +195,18 @@ def _compile(dim: int, *, keep: bool) -> Kernel:
                     )
 
     attend.__qualname__ = f"attend_{dim}"  # by which numba names the files: no size writes those of another
-    compiler: Any = numba.njit(_SIGNATURE, parallel=True, fastmath=_FAST_MATH, error_model="numpy", cache=keep)
+    compiler: Any = numba.njit(_SIGNATURE, parallel=True, fastmath=FAST_MATH, error_model="numpy", cache=keep)
     compiled: Kernel = compiler(attend)
     return compiled
 
 
-def _part(function: _Function) -> _Function:
-    compiler: Any = numba.njit(fastmath=_FAST_MATH, error_model="numpy")
-    compiled: _Function = compiler(function)
-    return compiled
-
-
-@_part
+@part
 def _scale(into: Any, vector: Any, factor: Any, dim: Any) -> None:
     for at in range(dim):
         into[at] = vector[at] * factor
 
 
-@_part
+@part
 def _scores(weight: Any, query: Any, keys: Any, top: Any, dim: Any) -> Any:
     """Scores of a query, in bits, into ``weight``; the highest of them and of those before."""
     for key in range(len(keys)):
@@ -247,28 +218,7 @@ def _scores(weight: Any, query: Any, keys: Any, top: Any, dim: Any) -> Any:
     return top
 
 
-@_part
-def _powers(weight: Any, bits: Any, top: Any, seen: Any) -> Any:
-    """2^(score - top) in place of scores, and their sum: a polynomial times a power of two made of its bits (2e-7)."""
-    for key in range(seen):
-        exponent = max(weight[key] - top, np.float32(-126.0))
-        whole = np.floor(exponent)
-        rest = exponent - whole
-        part = np.float32(1.8775767e-3) * rest + np.float32(8.9893397e-3)
-        part = part * rest + np.float32(5.5826318e-2)
-        part = part * rest + np.float32(2.4015361e-1)
-        part = part * rest + np.float32(6.9315308e-1)
-        weight[key] = part * rest + np.float32(9.9999994e-1)
-        bits[key] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    power = bits.view(np.float32)
-    total = np.float32(0.0)
-    for key in range(seen):
-        weight[key] *= power[key]
-        total += weight[key]
-    return total
-
-
-@_part
+@part
 def _add(total: Any, fade: Any, weight: Any, values: Any, dim: Any) -> None:
     """Add weighted values to what is there, faded; four at a time, so that sums are read and written less often."""
     for at in range(dim):

@@ -8,6 +8,7 @@ by the next catch-up, so a state never depends on how often, or how far, the hea
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from lightspec_lightllm.drafters.base import (
 )
 from lightspec_lightllm.drafters.checkpoint import SHIPPED, HeadWeights, load_weights
 from lightspec_lightllm.drafters.lanes import LaneCache
+from lightspec_lightllm.drafters.network import FloatArray as FloatRows
 from lightspec_lightllm.drafters.network import HeadNetwork
 from lightspec_lightllm.errors import FeedbackError
 
@@ -40,27 +42,30 @@ class Backlog:
     """
 
     start: int = 0
+    rows: int = 0
     fed: bool = False
-    pending: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        """Positions held."""
-        return sum(chunk.shape[0] for chunk in self.pending)
+    pending: list[FloatRows] = field(default_factory=list)
 
     @property
     def waiting(self) -> int:
         """Positions that the next `propose` feeds."""
         return self.rows - (self.fed and len(self.pending) > 1)
 
-    def take(self) -> tuple[int, list[torch.Tensor]]:
+    def add(self, states: FloatRows) -> None:
+        """Hidden states ``[rows, C * D]`` of the next positions."""
+        self.pending.append(states)
+        self.rows += len(states)
+
+    def take(self) -> tuple[int, list[FloatRows]]:
         """Position of the first row to be fed and chunks ``[rows, C * D]`` from there on."""
         if self.fed and len(self.pending) > 1:
             self.start += 1
+            self.rows -= 1
             del self.pending[0]
         first, chunks = self.start, self.pending
         self.start += self.rows - 1
-        self.pending = [chunks[-1][-1:].clone()]
+        self.rows = 1
+        self.pending = [chunks[-1][-1:].copy()]
         self.fed = True
         return first, chunks
 
@@ -103,28 +108,29 @@ class HeadDrafter:
                 f"starts at {start}; hand over every chunk in order, from 0 after a release"
             )
             raise FeedbackError(msg)
-        backlog.pending.append(torch.as_tensor(hidden, dtype=torch.float32).clone())
+        backlog.add(_states(hidden).copy())
 
-    @torch.no_grad()
     def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
         """See `Drafter.observe`. Requests whose prompt was never handed over are passed by: they get no drafts."""
-        states = torch.as_tensor(hidden, dtype=torch.float32)
-        if int(rows.sum()) != states.shape[0] or bool((accepted > rows).any()):
+        states, counts, kept = _states(hidden), rows.tolist(), accepted.tolist()
+        if sum(counts) != len(states) or any(few > count for few, count in zip(kept, counts, strict=True)):
             msg = (
-                f"expected one hidden state for each of {int(rows.sum())} rows and accept lengths within them, got "
-                f"{states.shape[0]} states for rows {rows.tolist()} and accept lengths {accepted.tolist()}"
+                f"expected one hidden state for each of {sum(counts)} rows and accept lengths within them, got "
+                f"{len(states)} states for rows {counts} and accept lengths {kept}"
             )
             raise FeedbackError(msg)
         waiting = [seq for seq in seqs if self.backlog([seq]) > MAX_BACKLOG]
         if waiting:
             self._catch_up(waiting, 0)
-        first = 0
-        for seq, count, kept in zip(seqs, rows.tolist(), accepted.tolist(), strict=True):
+        ends = list(accumulate(counts))
+        # A copy, which all requests share: a view would keep the rejected rows alive.
+        states = np.concatenate(
+            [states[end - count : end - count + few] for end, count, few in zip(ends, counts, kept, strict=True)]
+        )
+        for seq, end, few in zip(seqs, accumulate(kept), kept, strict=True):
             backlog = self._backlogs.get(seq.request_id)
             if backlog is not None:
-                # A copy: a view would keep the rejected rows of the whole batch alive.
-                backlog.pending.append(states[first : first + kept].clone())
-            first += count
+                backlog.add(states[end - few : end])
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
         """See `Drafter.backlog`."""
@@ -157,7 +163,7 @@ class HeadDrafter:
         With 0 steps the newest tokens may still be without hidden states.
         """
         totals = [self._check(seq, steps) for seq in seqs]
-        chunks: list[torch.Tensor] = []
+        chunks: list[FloatRows] = []
         tokens: list[int] = []
         starts: list[int] = []
         counts: list[int] = []
@@ -172,11 +178,12 @@ class HeadDrafter:
         ends = rows.cumsum()
         # Row r of a request that begins at row b stands at its position start + r - b.
         positions = np.arange(ends[-1]) + np.repeat(np.array(starts) - (ends - rows), rows)
-        hidden = self._network.fuse(torch.cat(chunks))
-        queries, keys_values = self._network.project(torch.tensor(tokens), hidden, torch.from_numpy(positions))
-        self._cache.write(torch.from_numpy(positions + np.repeat(lanes, rows)), keys_values)
-        last = torch.from_numpy(ends - 1)
-        return Chain(hidden[last], queries[last], positions[ends - 1], lanes)
+        slots, last = positions + np.repeat(lanes, rows), ends - 1
+        streams = np.concatenate(chunks)
+        hidden, queries = self._network.take_in(
+            streams, np.array(tokens, dtype=np.int64), positions, slots, self._cache.slots, last
+        )
+        return Chain(hidden, queries, positions[last], lanes)
 
     def _check(self, seq: SequenceView, steps: int) -> int:
         """How many hidden states of a request are known; makes room for them and the steps."""
@@ -195,27 +202,23 @@ class HeadDrafter:
         self, chain: "Chain", steps: int, request_ids: IntArray, rule: StepRule | None
     ) -> tuple[IntArray, FloatArray]:
         """Draft up to ``steps`` tokens per request: ids int64 [N, made] and confidences float64 [N, made]."""
-        network, cache = self._network, self._cache
-        hidden, queries = chain.hidden, chain.queries
-        positions = torch.from_numpy(chain.positions)
-        slots = torch.from_numpy(chain.first_slots + chain.positions)
+        network, cache, hidden, queries = self._network, self._cache, chain.hidden, chain.queries
+        positions, slots = chain.positions, chain.first_slots + chain.positions
         schedule = cache.schedule(chain.first_slots, chain.positions + 1)
-        tokens: list[torch.Tensor] = []
-        confidences: list[torch.Tensor] = []
+        tokens: list[IntArray] = []
+        confidences: list[FloatRows] = []
         for step in range(steps):
             if step:
-                queries, keys_values = network.project(tokens[-1], hidden, positions + step)
-                cache.write(slots + step, keys_values)
+                queries = network.step(tokens[-1], hidden, positions + step, slots + step, cache.slots)
                 schedule.advance()
-            hidden = network.layer(hidden, cache.attend(queries, schedule))
-            token, confidence = network.draft(hidden)
+            token, confidence = network.draft(network.layer(hidden, cache.attend(queries, schedule)))
             tokens.append(token)
             confidences.append(confidence)
             if rule is not None and step + 1 < steps:
-                seen = torch.stack(confidences, dim=1).double().numpy()
+                seen = np.stack(confidences, axis=1, dtype=np.float64)
                 if not rule.worth_another_step(seen, request_ids):
                     break
-        return torch.stack(tokens, dim=1).numpy(), torch.stack(confidences, dim=1).double().numpy()
+        return np.stack(tokens, axis=1), np.stack(confidences, axis=1, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -223,13 +226,18 @@ class Chain:
     """Where drafting starts: each request's last row.
 
     Attributes:
-        hidden: float32 [N, D].
+        hidden: float32 [N, D]; steps overwrite it.
         queries: float32 [N, H, E].
         positions: int64[N].
         first_slots: int64[N], of the requests' lanes.
     """
 
-    hidden: torch.Tensor
-    queries: torch.Tensor
+    hidden: FloatRows
+    queries: FloatRows
     positions: IntArray
     first_slots: IntArray
+
+
+def _states(hidden: Hidden) -> FloatRows:
+    states: FloatRows = torch.as_tensor(hidden, dtype=torch.float32).numpy()
+    return states

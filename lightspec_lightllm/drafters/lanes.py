@@ -5,20 +5,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lightspec_lightllm.cpu.row_attention import IntArray, RowSchedule, attend_rows
+from lightspec_lightllm.cpu.row_attention import FloatArray, IntArray, RowSchedule, attend_rows
 
 FIRST_CAPACITY = 256
 
 
 class LaneCache:
-    """float32 ``[key heads then value heads, lanes * capacity, E]``; position p of a lane is p slots past its first."""
+    """Position p of a lane is p slots past its first.
+
+    Attributes:
+        slots: float32 ``[key heads then value heads, lanes * capacity, E]``; another array once a lane was opened.
+    """
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         self._lanes: dict[int, int] = {}
         self._free: list[int] = []
         self._capacity = FIRST_CAPACITY
         self._num_lanes = 0
-        self._slots = torch.zeros(2 * num_kv_heads, 0, head_dim)
+        self.slots: FloatArray = np.zeros((2 * num_kv_heads, 0, head_dim), dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -42,10 +46,6 @@ class LaneCache:
         """int64[N], slots of the requests' position 0; valid until a lane is opened."""
         return np.array([self._lanes[request_id] for request_id in request_ids], dtype=np.int64) * self._capacity
 
-    def write(self, slots: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Store rows: ``slots`` int64 [R]; ``keys_values`` [R, key heads then value heads, E]."""
-        self._slots.index_copy_(1, slots, keys_values.transpose(0, 1))
-
     def schedule(self, first_slots: IntArray, context: IntArray) -> RowSchedule:
         """One row for each request over its first ``context`` int64[N] positions."""
         count = len(context)
@@ -54,20 +54,20 @@ class LaneCache:
             np.ones(count, dtype=np.int64),
             context,
             first_slots,
-            num_key_heads=self._slots.shape[0] // 2,
+            num_key_heads=self.slots.shape[0] // 2,
             num_threads=torch.get_num_threads(),
         )
 
-    def attend(self, queries: torch.Tensor, schedule: RowSchedule) -> torch.Tensor:
+    def attend(self, queries: FloatArray, schedule: RowSchedule) -> FloatArray:
         """``queries [N, H, E]`` -> ``[N, H * E]``."""
-        mixed = torch.empty(queries.shape)
-        attend_rows(queries, self._slots, mixed, schedule)
-        return mixed.flatten(1)
+        mixed = np.empty_like(queries)
+        attend_rows(torch.from_numpy(queries), torch.from_numpy(self.slots), torch.from_numpy(mixed), schedule)
+        return mixed.reshape(len(mixed), -1)
 
     def _grow(self, lanes: int, capacity: int) -> None:
-        heads, _, dim = self._slots.shape
-        larger = torch.zeros(heads, lanes, capacity, dim)
-        larger[:, : self._num_lanes, : self._capacity] = self._slots.view(heads, self._num_lanes, self._capacity, dim)
-        self._slots = larger.view(heads, lanes * capacity, dim)
+        heads, _, dim = self.slots.shape
+        larger = np.zeros((heads, lanes, capacity, dim), dtype=np.float32)
+        larger[:, : self._num_lanes, : self._capacity] = self.slots.reshape(heads, self._num_lanes, self._capacity, dim)
+        self.slots = larger.reshape(heads, lanes * capacity, dim)
         self._free.extend(reversed(range(self._num_lanes, lanes)))
         self._num_lanes, self._capacity = lanes, capacity

@@ -7,20 +7,28 @@ been (`HeadNetwork.fuse`), and the head's own previous output where it has not y
 
 import warnings
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch.nn import functional
 
-from lightspec_lightllm.cpu.linear import LinearWeights, make_linear
+from lightspec_lightllm.cpu.linear import Linear, LinearWeights, make_linear
 from lightspec_lightllm.cpu.rotary import rotations
+from lightspec_lightllm.cpu.rows import row_arithmetic
 from lightspec_lightllm.drafters.checkpoint import HeadWeights
 from lightspec_lightllm.errors import ModelError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
 
 FIRST_POSITIONS = 2048
 """Rotations that are made at the start."""
 
 
 class HeadNetwork:
-    """R rows, N requests, D hidden size, H / G query and key/value heads of size E, V' draft vocabulary."""
+    """R rows, N requests, D hidden size, H / G query and key/value heads of size E, V' draft vocabulary.
+
+    Arrays are float32 and int64, in C order. Keys and values go to ``cache`` ``[2 G, slots, E]``, keys first.
+    """
 
     def __init__(self, weights: HeadWeights, embedding: torch.Tensor, kind: LinearWeights = "float16") -> None:
         """``embedding`` is the target's, float32 ``[V, D]``; it is read, never copied as a whole."""
@@ -35,70 +43,116 @@ class HeadNetwork:
         self.geometry = geometry
         self.hidden_size = weights.hidden_size
         self.head_dim = weights.head_dim
-        self.draft_vocab = torch.from_numpy(weights.draft_vocab).long()
-        self._embedding = embedding
-        self._embed_norm = torch.from_numpy(weights.embed_norm).float()
-        self._hidden_norm = torch.from_numpy(weights.hidden_norm).float()
-        self._ffn_norm = torch.from_numpy(weights.ffn_norm).float()
-        self._output_norm = torch.from_numpy(weights.output_norm).float()
+        self.draft_vocab: IntArray = np.asarray(weights.draft_vocab, dtype=np.int64)
+        self._rows = row_arithmetic()
+        self._embedding: FloatArray = embedding.contiguous().numpy()
+        self._embed_norm, self._hidden_norm, self._ffn_norm, self._output_norm = (
+            np.ascontiguousarray(gain, dtype=np.float32)
+            for gain in (weights.embed_norm, weights.hidden_norm, weights.ffn_norm, weights.output_norm)
+        )
+        queries, keys_values = self._pairs_together(torch.from_numpy(weights.qkv).float())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of weights that round to zero in half precision
             self._fuse = make_linear(torch.from_numpy(weights.fuse).float(), kind)
-            self._qkv = make_linear(self._pairs_together(torch.from_numpy(weights.qkv).float()), kind)
+            self._queries = make_linear(queries, kind)
+            self._keys_values = make_linear(keys_values, kind)
             self._out = make_linear(torch.from_numpy(weights.out).float(), kind)
             self._gate_up = make_linear(torch.from_numpy(weights.gate_up).float(), kind)
             self._down = make_linear(torch.from_numpy(weights.down).float(), kind)
-            self._logits = make_linear(embedding[self.draft_vocab], kind)
-        self._turns = rotations(self.head_dim, geometry.rope_theta, FIRST_POSITIONS)
+            self._logits = make_linear(embedding[torch.from_numpy(self.draft_vocab)], kind)
+        self._turns = self._turned(FIRST_POSITIONS)
 
-    def _pairs_together(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Rotary pairs of queries and keys side by side: turning one is a complex product, and scores stay the same."""
-        turned = (self.geometry.num_heads + self.geometry.num_kv_heads) * self.head_dim
+    def _pairs_together(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights of the queries, and of keys and values, with rotary pairs side by side; scores stay the same."""
+        queries = self.geometry.num_heads * self.head_dim
+        turned = queries + self.geometry.num_kv_heads * self.head_dim
         halves = qkv[:turned].view(-1, 2, self.head_dim // 2, qkv.shape[1])
-        return torch.cat([halves.transpose(1, 2).reshape(turned, -1), qkv[turned:]])
+        pairs = halves.transpose(1, 2).reshape(turned, -1)
+        return pairs[:queries], torch.cat([pairs[queries:], qkv[turned:]])
 
-    def fuse(self, streams: torch.Tensor) -> torch.Tensor:
-        """Captured streams ``[R, C * D]`` -> hidden input ``[R, D]``; each stream is brought to unit scale first.
+    def _turned(self, num_positions: int) -> FloatArray:
+        """[positions, E / 2, 2]: cosine and sine of each pair's rotation."""
+        turns: FloatArray = torch.view_as_real(
+            rotations(self.head_dim, self.geometry.rope_theta, num_positions)
+        ).numpy()
+        return turns
 
-        The scales of residual streams differ by orders of magnitude between layers and positions.
+    def take_in(  # noqa: PLR0917 - what the rows are, and where they go
+        self,
+        streams: FloatArray,
+        tokens: IntArray,
+        positions: IntArray,
+        slots: IntArray,
+        cache: FloatArray,
+        last: IntArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Store keys and values of rows that the target has been at; hidden inputs and queries of some of them.
+
+        Each stream is brought to unit scale first (``streams`` is overwritten): the scales of residual streams differ
+        by orders of magnitude between layers and positions.
+
+        Args:
+            streams: [R, C * D], captured streams of the rows' positions.
+            tokens: int64[R], the token after each position.
+            positions: int64[R].
+            slots: int64[R], where in the cache each row's keys and values go.
+            cache: as of the class.
+            last: int64[N], rows whose queries are wanted.
+
+        Returns:
+            ``[N, D]`` and ``[N, H, E]``.
         """
-        rows = streams.view(streams.shape[0], -1, self.hidden_size)
-        unit = functional.rms_norm(rows, (self.hidden_size,), None, self.geometry.norm_eps)
-        return self._fuse(unit.flatten(1))
+        self._rows.unit(streams, self.hidden_size, self.geometry.norm_eps)
+        hidden = _product(self._fuse, streams)
+        pair = self._pair(tokens, hidden, int(positions.max()))
+        self._store(pair, positions, slots, cache)
+        return hidden[last], self._turned_queries(pair[last], positions[last])
 
-    def project(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries ``[R, H, E]``, and keys then values ``[R, 2 G, E]`` of rows.
+    def step(
+        self, tokens: IntArray, hidden: FloatArray, positions: IntArray, slots: IntArray, cache: FloatArray
+    ) -> FloatArray:
+        """Store keys and values of rows where the target has not been; their queries ``[N, H, E]``.
 
-        ``tokens`` int64 [R]: the token after each position; ``hidden`` [R, D]; ``positions`` int64 [R].
+        As `take_in`, with the head's own last output for ``hidden`` ``[N, D]``.
         """
-        queries, turned = self.geometry.num_heads, self.geometry.num_heads + self.geometry.num_kv_heads
-        pair = torch.cat(
-            [self._norm(self._embedding[tokens], self._embed_norm), self._norm(hidden, self._hidden_norm)], dim=-1
-        )
-        heads = self._qkv(pair).view(len(tokens), -1, self.head_dim)
-        highest = int(positions.max())
+        pair = self._pair(tokens, hidden, int(positions.max()))
+        self._store(pair, positions, slots, cache)
+        return self._turned_queries(pair, positions)
+
+    def _pair(self, tokens: IntArray, hidden: FloatArray, highest: int) -> FloatArray:
+        """[R, 2 D], what queries, keys and values are made of; rotations reach the highest position from now on."""
         if highest >= len(self._turns):
-            self._turns = rotations(self.head_dim, self.geometry.rope_theta, 2 * highest)
-        pairs = heads[:, :turned].view(len(tokens), turned, self.head_dim // 2, 2)
-        torch.view_as_complex(pairs).mul_(self._turns.index_select(0, positions)[:, None])
-        return heads[:, :queries], heads[:, queries:]
+            self._turns = self._turned(2 * highest)
+        gains = self._embed_norm, self._hidden_norm
+        return self._rows.pair(self._embedding, tokens, hidden, *gains, self.geometry.norm_eps)
 
-    def layer(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The rest of the layer, from ``mixed [N, H * E]``, what rows have read by attention: ``hidden`` ``[N, D]``."""
-        middle = hidden + self._out(mixed)
-        gate, up = self._gate_up(self._norm(middle, self._ffn_norm)).chunk(2, dim=-1)
-        return middle + self._down(functional.silu(gate).mul_(up))
+    def _store(self, pair: FloatArray, positions: IntArray, slots: IntArray, cache: FloatArray) -> None:
+        heads = _product(self._keys_values, pair).reshape(len(pair), -1, self.head_dim)
+        self._rows.place(heads, 0, self._turns, positions, slots, cache)
 
-    def draft(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _turned_queries(self, pair: FloatArray, positions: IntArray) -> FloatArray:
+        heads = _product(self._queries, pair).reshape(len(pair), -1, self.head_dim)
+        self._rows.place(heads, heads.shape[1], self._turns, positions, positions, heads)
+        return heads
+
+    def layer(self, hidden: FloatArray, mixed: FloatArray) -> FloatArray:
+        """The rest of the layer, in place, from ``mixed [N, H * E]``, what rows have read by attention.
+
+        Returns:
+            ``[N, D]``, the same normalised, for `draft`.
+        """
+        epsilon = self.geometry.norm_eps
+        normed = self._rows.add_norm(hidden, _product(self._out, mixed), self._ffn_norm, epsilon)
+        gated = self._rows.gate(_product(self._gate_up, normed))
+        return self._rows.add_norm(hidden, _product(self._down, gated), self._output_norm, epsilon)
+
+    def draft(self, normed: FloatArray) -> tuple[IntArray, FloatArray]:
         """The likeliest token of each row, int64 [N] target ids, and its probability within the draft vocabulary."""
-        logits = self._logits(self._norm(hidden, self._output_norm))
-        index = torch.from_numpy(logits.numpy().argmax(axis=-1))  # many times as quick as torch's
-        behind = logits.sub_(logits.gather(1, index[:, None]))
-        if self.geometry.confidence_temperature != 1.0:
-            behind.mul_(1.0 / self.geometry.confidence_temperature)
-        return self.draft_vocab[index], behind.exp_().sum(dim=-1).reciprocal()
+        logits = _product(self._logits, normed)
+        best = logits.argmax(axis=-1)
+        return self.draft_vocab[best], self._rows.chance(logits, best, self.geometry.confidence_temperature)
 
-    def _norm(self, rows: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(rows, (self.hidden_size,), gain, self.geometry.norm_eps)
+
+def _product(linear: Linear, rows: FloatArray) -> FloatArray:
+    product: FloatArray = linear(torch.from_numpy(rows)).numpy()
+    return product

@@ -11,9 +11,12 @@ is committed.
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import linear
 
+FloatArray = npt.NDArray[np.float32]
 Linear = Callable[[torch.Tensor], torch.Tensor]
 LinearWeights = Literal["float16", "float32", "bfloat16"]
 _PACK_ROWS = 16  # batch size that packing is tuned for; it serves any
@@ -32,6 +35,20 @@ def make_linear(weight: torch.Tensor, weights: LinearWeights) -> Linear:
         return packed
     plain = weight if weights == "float32" else weight.to(getattr(torch, weights)).float()
     return lambda x: linear(x, plain)
+
+
+class Scratch:
+    """float32 [R, width] for what is multiplied next: as an array to be written and as a tensor, made once."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.tensor = torch.empty(rows, width)
+        self.array: FloatArray = self.tensor.numpy()
+
+
+def product(linear: Linear, rows: FloatArray | Scratch) -> FloatArray:
+    """``linear`` of ``rows [R, in]``."""
+    found: FloatArray = linear(rows.tensor if isinstance(rows, Scratch) else torch.from_numpy(rows)).numpy()
+    return found
 
 
 def has_bfloat16_tiles() -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lightspec_lightllm.cpu.compiling import FAST_MATH, checked, part, powers
 
@@ -98,7 +97,7 @@ def _tiles(requests: IntArray) -> IntArray:
     return np.array(pieces, dtype=np.int64)
 
 
-def attend_rows(queries: torch.Tensor, keys_values: torch.Tensor, mixed: torch.Tensor, schedule: RowSchedule) -> None:
+def attend_rows(queries: FloatArray, keys_values: FloatArray, mixed: FloatArray, schedule: RowSchedule) -> None:
     """Attention of the schedule's rows over one layer.
 
     Args:
@@ -108,7 +107,7 @@ def attend_rows(queries: torch.Tensor, keys_values: torch.Tensor, mixed: torch.T
     """
     kernel = row_kernel(queries.shape[2])
     numba.set_num_threads(schedule.num_threads)
-    kernel(queries.numpy(), keys_values.numpy(), mixed.numpy(), schedule.items, schedule.bounds)
+    kernel(queries, keys_values, mixed, schedule.items, schedule.bounds)
 
 
 @cache

@@ -81,17 +81,15 @@ class RowArithmetic:
         """
         self._kernels.place(heads, queries, turns, positions, slots, cache)
 
-    def add_norm(self, stream: FloatArray, delta: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
-        """Add to the stream, in place; its rows normalised."""
-        out = np.empty_like(stream)
+    def add_norm(
+        self, stream: FloatArray, delta: FloatArray, gain: FloatArray, epsilon: float, out: FloatArray
+    ) -> None:
+        """Add to the stream, in place; its rows normalised go to ``out``."""
         self._kernels.add_norm(stream, delta, gain, epsilon, out)
-        return out
 
-    def gate(self, gate_up: FloatArray) -> FloatArray:
-        """[R, F]: silu(gate) * up, of ``[R, 2 F]``."""
-        out = np.empty((len(gate_up), gate_up.shape[1] // 2), dtype=np.float32)
+    def gate(self, gate_up: FloatArray, out: FloatArray) -> None:
+        """silu(gate) * up, of ``[R, 2 F]``, to ``out [R, F]``."""
         self._kernels.gate(gate_up, out)
-        return out
 
     def chance(self, logits: FloatArray, best: IntArray, temperature: float) -> FloatArray:
         """[R]: the probability of each row's likeliest, which is number ``best`` int64[R] of its logits [R, V]."""
@@ -130,9 +128,10 @@ def _is_right(arithmetic: RowArithmetic) -> bool:
     kept[:, slots] = np.stack((turned[:, 2], heads[:, 3]))
     arithmetic.place(heads, 2, turns, positions, slots, stored)
 
-    stream, delta = rows.copy(), some(3, 8)
-    normed = arithmetic.add_norm(stream, delta, gain, 1e-5)
-    both, logits = 20 * some(3, 600), 4 * some(3, 700)
+    stream, delta, normed = rows.copy(), some(3, 8), np.empty_like(rows)
+    arithmetic.add_norm(stream, delta, gain, 1e-5, normed)
+    both, gated, logits = 20 * some(3, 600), np.empty((3, 300), np.float32), 4 * some(3, 700)
+    arithmetic.gate(both, gated)
     gate = both[:, :300].astype(np.float64)
     weights = np.exp((logits - logits.max(axis=1, keepdims=True)) / 2)
     pairs = (
@@ -142,7 +141,7 @@ def _is_right(arithmetic: RowArithmetic) -> bool:
         (stored, kept),
         (stream, rows + delta),
         (normed, unit(rows + delta) * gain),
-        (arithmetic.gate(both), gate / (1 + np.exp(-gate)) * both[:, 300:]),
+        (gated, gate / (1 + np.exp(-gate)) * both[:, 300:]),
         (arithmetic.chance(logits, logits.argmax(axis=1), 2.0), 1 / weights.sum(axis=1)),
     )
     return all(np.allclose(found, expected, rtol=1e-4, atol=1e-5) for found, expected in pairs)

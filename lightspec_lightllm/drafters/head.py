@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lightspec_lightllm.cpu.linear import FloatArray as FloatRows
 from lightspec_lightllm.cpu.linear import LinearWeights, has_bfloat16_tiles
 from lightspec_lightllm.drafters.base import (
     DrafterKind,
@@ -26,7 +27,6 @@ from lightspec_lightllm.drafters.base import (
 )
 from lightspec_lightllm.drafters.checkpoint import SHIPPED, HeadWeights, load_weights
 from lightspec_lightllm.drafters.lanes import LaneCache
-from lightspec_lightllm.drafters.network import FloatArray as FloatRows
 from lightspec_lightllm.drafters.network import HeadNetwork
 from lightspec_lightllm.errors import FeedbackError
 

@@ -61,7 +61,7 @@ class LaneCache:
     def attend(self, queries: FloatArray, schedule: RowSchedule) -> FloatArray:
         """``queries [N, H, E]`` -> ``[N, H * E]``."""
         mixed = np.empty_like(queries)
-        attend_rows(torch.from_numpy(queries), torch.from_numpy(self.slots), torch.from_numpy(mixed), schedule)
+        attend_rows(queries, self.slots, mixed, schedule)
         return mixed.reshape(len(mixed), -1)
 
     def _grow(self, lanes: int, capacity: int) -> None:

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightspec_lightllm.cpu.linear import Linear, LinearWeights, make_linear
+from lightspec_lightllm.cpu.linear import FloatArray, LinearWeights, make_linear, product
 from lightspec_lightllm.cpu.rotary import rotations
 from lightspec_lightllm.cpu.rows import row_arithmetic
 from lightspec_lightllm.drafters.checkpoint import HeadWeights
 from lightspec_lightllm.errors import ModelError
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 FIRST_POSITIONS = 2048
 """Rotations that are made at the start."""
@@ -103,7 +102,7 @@ class HeadNetwork:
             ``[N, D]`` and ``[N, H, E]``.
         """
         self._rows.unit(streams, self.hidden_size, self.geometry.norm_eps)
-        hidden = _product(self._fuse, streams)
+        hidden = product(self._fuse, streams)
         pair = self._pair(tokens, hidden, int(positions.max()))
         self._store(pair, positions, slots, cache)
         return hidden[last], self._turned_queries(pair[last], positions[last])
@@ -127,11 +126,11 @@ class HeadNetwork:
         return self._rows.pair(self._embedding, tokens, hidden, *gains, self.geometry.norm_eps)
 
     def _store(self, pair: FloatArray, positions: IntArray, slots: IntArray, cache: FloatArray) -> None:
-        heads = _product(self._keys_values, pair).reshape(len(pair), -1, self.head_dim)
+        heads = product(self._keys_values, pair).reshape(len(pair), -1, self.head_dim)
         self._rows.place(heads, 0, self._turns, positions, slots, cache)
 
     def _turned_queries(self, pair: FloatArray, positions: IntArray) -> FloatArray:
-        heads = _product(self._queries, pair).reshape(len(pair), -1, self.head_dim)
+        heads = product(self._queries, pair).reshape(len(pair), -1, self.head_dim)
         self._rows.place(heads, heads.shape[1], self._turns, positions, positions, heads)
         return heads
 
@@ -141,18 +140,16 @@ class HeadNetwork:
         Returns:
             ``[N, D]``, the same normalised, for `draft`.
         """
-        epsilon = self.geometry.norm_eps
-        normed = self._rows.add_norm(hidden, _product(self._out, mixed), self._ffn_norm, epsilon)
-        gated = self._rows.gate(_product(self._gate_up, normed))
-        return self._rows.add_norm(hidden, _product(self._down, gated), self._output_norm, epsilon)
+        epsilon, normed = self.geometry.norm_eps, np.empty_like(hidden)
+        self._rows.add_norm(hidden, product(self._out, mixed), self._ffn_norm, epsilon, normed)
+        gate_up = product(self._gate_up, normed)
+        gated = np.empty((len(gate_up), gate_up.shape[1] // 2), dtype=np.float32)
+        self._rows.gate(gate_up, gated)
+        self._rows.add_norm(hidden, product(self._down, gated), self._output_norm, epsilon, normed)
+        return normed
 
     def draft(self, normed: FloatArray) -> tuple[IntArray, FloatArray]:
         """The likeliest token of each row, int64 [N] target ids, and its probability within the draft vocabulary."""
-        logits = _product(self._logits, normed)
+        logits = product(self._logits, normed)
         best = logits.argmax(axis=-1)
         return self.draft_vocab[best], self._rows.chance(logits, best, self.geometry.confidence_temperature)
-
-
-def _product(linear: Linear, rows: FloatArray) -> FloatArray:
-    product: FloatArray = linear(torch.from_numpy(rows)).numpy()
-    return product

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightspec_lightllm.cpu.row_attention import RowSchedule, attend_rows
+from lightspec_lightllm.cpu.row_attention import FloatArray, IntArray, RowSchedule, attend_rows
 
-IntArray = npt.NDArray[np.int64]
 
 FEW_ROWS = 16
 """Most rows of a request that are served row by row; blocks of matrix products are quicker for more."""
@@ -74,18 +72,15 @@ def plan_attention(blocks: Sequence[Block], num_heads: int, num_key_heads: int) 
     return AttentionPlan(schedule, tuple(calls))
 
 
-def attend(queries: torch.Tensor, keys_values: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+def attend(queries: FloatArray, keys_values: FloatArray, mixed: FloatArray, plan: AttentionPlan) -> None:
     """One layer's attention: queries [rows, heads, dim], keys_values [key heads then value heads, slots, dim].
 
-    Returns [rows, heads * dim].
+    Written to mixed [rows, heads, dim].
     """
-    rows, num_heads, dim = queries.shape
-    mixed = torch.empty(rows, num_heads, dim)
     if plan.schedule is not None:
         attend_rows(queries, keys_values, mixed, plan.schedule)
     for call in plan.calls:
-        _attend_block(queries, keys_values, mixed, call)
-    return mixed.view(rows, num_heads * dim)
+        _attend_block(torch.from_numpy(queries), torch.from_numpy(keys_values), torch.from_numpy(mixed), call)
 
 
 def _attend_block(queries: torch.Tensor, keys_values: torch.Tensor, mixed: torch.Tensor, call: Call) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import rms_norm, silu
 
-from lightspec_lightllm.cpu.linear import Linear, make_linear
+from lightspec_lightllm.cpu.linear import Linear, Scratch, make_linear, product
 from lightspec_lightllm.cpu.rotary import rotations
 from lightspec_lightllm.cpu.row_attention import row_kernel
+from lightspec_lightllm.cpu.rows import FloatArray, row_arithmetic
 from lightspec_lightllm.engine.attention import AttentionPlan, attend
 from lightspec_lightllm.engine.checkpoint import ModelConfig
 from lightspec_lightllm.engine.options import WeightFormat
@@ -35,7 +35,7 @@ class KVCache:
         size = math.prod(shape)
         memory = np.zeros(size + _HUGE_PAGE // 4, dtype=np.float32)
         first = -memory.ctypes.data % _HUGE_PAGE // 4
-        self.layers = list(torch.from_numpy(memory[first : first + size].reshape(shape)))
+        self.layers: list[FloatArray] = list(memory[first : first + size].reshape(shape))
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Layer:
-    attention_norm: torch.Tensor
+    attention_norm: FloatArray
     qkv: Linear
     attention_output: Linear
-    ffn_norm: torch.Tensor
+    ffn_norm: FloatArray
     gate_up: Linear
     down: Linear
 
@@ -62,7 +62,6 @@ class Model:
     """`tensor` gives the checkpoint's tensors by name (see checkpoint.py), float32.
 
     embedding       [vocab, hidden] float32, for drafters that share it
-    output_norm     [hidden]
     capture_layers  layers whose input (the residual stream) a forward hands out; num_layers means the final one
     """
 
@@ -70,16 +69,16 @@ class Model:
         self.config = config
         self.weights: WeightFormat = weights
         self.embedding = tensor("embedding")
-        self.output_norm = tensor("output_norm")
+        self._output_norm = tensor("output_norm").numpy()
         self._capture_layers: tuple[int, ...] = ()
 
         def make_layer(index: int) -> _Layer:
             prefix = f"layers.{index}."
             return _Layer(
-                attention_norm=tensor(prefix + "attention_norm"),
+                attention_norm=tensor(prefix + "attention_norm").numpy(),
                 qkv=make_linear(tensor(prefix + "qkv"), weights),
                 attention_output=make_linear(tensor(prefix + "attention_output"), weights),
-                ffn_norm=tensor(prefix + "ffn_norm"),
+                ffn_norm=tensor(prefix + "ffn_norm").numpy(),
                 gate_up=make_linear(tensor(prefix + "gate_up"), weights),
                 down=make_linear(tensor(prefix + "down"), weights),
             )
@@ -88,9 +87,10 @@ class Model:
             head = pool.submit(make_linear, self.embedding if config.tied_head else tensor("head"), weights)
             layers = pool.map(make_layer, range(config.num_layers))
             row_kernel(config.head_dim)  # compiled meanwhile
+            self._rows = row_arithmetic()
             self._layers = list(layers)
             self._head = head.result()
-        self._frequencies = rotations(config.head_dim, config.rope_base, config.max_positions)
+        self._turns = self._rotations(config.max_positions)
 
     @property
     def capture_layers(self) -> tuple[int, ...]:
@@ -116,40 +116,46 @@ class Model:
         with torch.inference_mode():
             final, captured = self._decode(batch, cache)
             if logit_rows is not None:
-                final = final.index_select(0, logit_rows)
-            logits = self._head(self._norm(final, self.output_norm)) if final.shape[0] else final
-        if not captured:
-            return logits, None
-        return logits, torch.cat(captured, dim=1)  # outside inference mode: the caller may compute on it in place
+                final = final[logit_rows.numpy()]
+            logits = product(self._head, final) if len(final) else final
+        return torch.from_numpy(logits), torch.from_numpy(np.concatenate(captured, axis=1)) if captured else None
 
-    def _decode(self, batch: Batch, cache: KVCache) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The final residual stream and the captured ones."""
-        config = self.config
-        rows, heads, keys, dim = batch.tokens.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        x = self.embedding.index_select(0, batch.tokens)
-        turn = self._rotary(batch.positions)
-        captured: dict[int, torch.Tensor] = {}
+    def _decode(self, batch: Batch, cache: KVCache) -> tuple[FloatArray, list[FloatArray]]:
+        """Output rows, normalised, and the captured residual streams.
+
+        What a layer's feed-forward part gives is added to the stream where the next normalises it.
+        """
+        config, arithmetic = self.config, self._rows
+        rows, heads, dim, epsilon = len(batch.tokens), config.num_heads, config.head_dim, config.norm_epsilon
+        positions, slots = batch.positions.numpy(), batch.slots.numpy()
+        self._reach(int(positions.max()))
+        x: FloatArray = self.embedding.numpy()[batch.tokens.numpy()]
+        more = np.zeros_like(x)
+        normed, mixed, gated = (Scratch(rows, width) for width in (x.shape[1], heads * dim, config.ffn_size))
+        mixed_heads = mixed.array.reshape(rows, heads, dim)
+        captured: dict[int, FloatArray] = {}
         for index, layer in enumerate(self._layers):
+            arithmetic.add_norm(x, more, layer.attention_norm, epsilon, normed.array)
             if index in self._capture_layers:
-                captured[index] = x.clone()
-            qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(rows, heads + 2 * keys, dim)
-            # GGUF keeps rotary pairs side by side, so turning a pair is one complex product.
-            torch.view_as_complex(qkv[:, : heads + keys].view(rows, heads + keys, dim // 2, 2)).mul_(turn)
-            kv = cache.layers[index]
-            kv.index_copy_(1, batch.slots, qkv[:, heads:].transpose(0, 1))
-            x.add_(layer.attention_output(attend(qkv[:, :heads], kv, batch.plan)))
-            gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=1)
-            x.add_(layer.down(silu(gate).mul_(up)))
+                captured[index] = x.copy()
+            qkv = product(layer.qkv, normed).reshape(rows, -1, dim)
+            # GGUF keeps rotary pairs side by side.
+            arithmetic.place(qkv, heads, self._turns, positions, slots, cache.layers[index])
+            attend(qkv[:, :heads], cache.layers[index], mixed_heads, batch.plan)
+            arithmetic.add_norm(x, product(layer.attention_output, mixed), layer.ffn_norm, epsilon, normed.array)
+            arithmetic.gate(product(layer.gate_up, normed), gated.array)
+            more = product(layer.down, gated)
+        arithmetic.add_norm(x, more, self._output_norm, epsilon, normed.array)
         if config.num_layers in self._capture_layers:
             captured[config.num_layers] = x
-        return x, [captured[index] for index in self._capture_layers]
+        return normed.array, [captured[index] for index in self._capture_layers]
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, (self.config.hidden_size,), weight, self.config.norm_epsilon)
+    def _reach(self, position: int) -> None:
+        """Have rotations up to a position. Those past the model's limit get theirs too."""
+        if position >= len(self._turns):
+            self._turns = self._rotations(position + 1)
 
-    def _rotary(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotation of every row: complex [rows, 1, head_dim / 2]. Positions past the model's limit get theirs too."""
-        highest = int(positions.max())
-        if highest >= self._frequencies.shape[0]:
-            self._frequencies = rotations(self.config.head_dim, self.config.rope_base, highest + 1)
-        return self._frequencies.index_select(0, positions).unsqueeze(1)
+    def _rotations(self, num_positions: int) -> FloatArray:
+        """[positions, head_dim / 2, 2]: cosine and sine."""
+        turns = rotations(self.config.head_dim, self.config.rope_base, num_positions)
+        return torch.view_as_real(turns).numpy()

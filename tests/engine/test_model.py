@@ -183,9 +183,8 @@ def test_without_the_packed_kernels_the_plain_product_serves(monkeypatch: pytest
     assert not torch.equal(single, plain)
 
 
-def test_the_model_keeps_the_embedding_and_norm_for_drafters() -> None:
+def test_the_model_keeps_the_embedding_for_drafters() -> None:
     model, _ = tiny_model(vocab_size=70)
     assert isinstance(model, Model)
     assert model.embedding.shape == (70, 32)
-    assert model.output_norm.shape == (32,)
     assert model.embedding.dtype == torch.float32

@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightspec_lightllm.cpu.row_attention import FloatArray, IntArray, RowSchedule, attend_rows
 
-
 FEW_ROWS = 16
 """Most rows of a request that are served row by row; blocks of matrix products are quicker for more."""
 

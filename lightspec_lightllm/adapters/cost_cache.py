@@ -22,7 +22,7 @@ from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class HeadNetwork:
         self._rows = row_arithmetic()
         self._embedding: FloatArray = embedding.contiguous().numpy()
         self._embed_norm, self._hidden_norm, self._ffn_norm, self._output_norm = (
-            np.ascontiguousarray(gain, dtype=np.float32)
+            np.array(gain, dtype=np.float32)
             for gain in (weights.embed_norm, weights.hidden_norm, weights.ffn_norm, weights.output_norm)
         )
         queries, keys_values = self._pairs_together(torch.from_numpy(weights.qkv).float())

@@ -168,7 +168,7 @@ class AcceptanceEstimator:
             share = at_least(tally) / num_requests
             return GainCurve.of(mass.count * share[mass.depth - 1], mass.value), None
         if levels is None:
-            return GainCurve.of(at_least(tally), self._neutral_survival), None
+            return GainCurve.waiting(tally, self._neutral_survival), None
         return self._levels_table().curve(proposed, levels), self.survival(levels)
 
     def survival(self, levels: IntArray | None) -> FloatArray | None:
@@ -210,7 +210,7 @@ class AcceptanceEstimator:
     ) -> GainCurve:
         """The same for the waiting drafts, of float[N, K] survivals where confidences tell them."""
         if survival is None:
-            return GainCurve.of(at_least(tally), np.multiply.accumulate(self._marginal.hopeful(levels)))
+            return GainCurve.waiting(tally, np.multiply.accumulate(self._marginal.hopeful(levels)))
         return GainCurve.of_survivals(raised(survival[self._depths < proposed[:, None]], self.hope))
 
     def next_survival(self, confidence: FloatArray, request_ids: IntArray, *, some_unknown: bool) -> FloatArray:
@@ -293,7 +293,11 @@ class AcceptanceEstimator:
         requests = None
         if len(known) < len(rounds):
             others = [s for s in rounds if s.request_ids is None or (s.codes is not None and trusted)]
-            scores += INNER.loops.depth_scores(*trials_of(others), self._neutral)
+            half = len(others) // 2
+            if half:
+                scores += INNER.loops.depth_scores(*trials_of(others[:half]), self._neutral)
+                yield
+            scores += INNER.loops.depth_scores(*trials_of(others[half:]), self._neutral)
         if known:
             trials, accepted = trials_of(known)
             ids = joined([seen.request_ids for seen in known if seen.request_ids is not None])

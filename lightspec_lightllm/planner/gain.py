@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,8 +43,7 @@ class SurvivalMass:
     @classmethod
     def ladder_of(cls, survival: FloatArray, num_requests: int) -> SurvivalMass:
         """N requests that are all alike, float[K] survivals."""
-        count = np.full(len(survival), float(num_requests))
-        return cls(survival, np.arange(1, len(survival) + 1), count, ladder=True)
+        return cls(survival, *_ladder(len(survival), num_requests), ladder=True)
 
     @classmethod
     def of_drafts(cls, survival: FloatArray, proposed: IntArray) -> SurvivalMass:
@@ -54,6 +54,13 @@ class SurvivalMass:
     def curve(self, steps: int | None = None) -> GainCurve:
         """Gain by rows, over the depths 1..steps or all."""
         return GainCurve.of(self.count if steps is None else self.count * (self.depth <= steps), self.value)
+
+
+@lru_cache(maxsize=256)
+def _ladder(num_depths: int, num_requests: int) -> tuple[IntArray, FloatArray]:
+    depth, count = np.arange(1, num_depths + 1), np.full(num_depths, float(num_requests))
+    depth.flags.writeable = count.flags.writeable = False
+    return depth, count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +79,11 @@ class GainCurve:
     def of(cls, count: FloatArray | IntArray, value: FloatArray) -> GainCurve:
         """The curve of ``count`` rows of each survival, highest survival first."""
         return cls(*curve_of(count, value))
+
+    @classmethod
+    def waiting(cls, tally: IntArray, survival: FloatArray) -> GainCurve:
+        """The curve of requests of which int[K + 1] propose 0, 1, .. K drafts, of float[K] survivals by depth."""
+        return cls(*INNER.loops.waiting_curve(tally, survival))
 
     @classmethod
     def of_survivals(cls, survival: FloatArray) -> GainCurve:

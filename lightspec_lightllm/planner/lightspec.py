@@ -284,19 +284,19 @@ class LightspecPlanner:
         self, mass: SurvivalMass, num_requests: int, compared: tuple[int, ...], backlog: int
     ) -> FloatArray:
         """What a round with each of the draft steps is worth, the drafter's catching up included."""
-        values = steps_values(
+        tables, context = self._served.tables, self._context
+        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=tables, context=context)
+        return steps_values(
             mass,
             num_requests,
             compared,
             kind=self.drafter,
             block=self.max_draft_steps,
-            costs=self._served.tables,
-            context=self._context,
+            costs=tables,
+            context=context,
             price=self._price,
+            more=num_requests * max(self._choice, 0.0) - self._price * resumed,
         )
-        resumed = catching_up_ms(self.drafter, num_requests, backlog, costs=self._served.tables, context=self._context)
-        values[1:] += num_requests * max(self._choice, 0.0) - self._price * resumed
-        return values
 
     def steps_worth(self, num_requests: int) -> tuple[tuple[int, ...], FloatArray]:
         """The legal draft steps and what a round with each is worth by now, in tokens; for whoever explains a plan."""

@@ -26,6 +26,7 @@ def steps_values(
     context: float,
     price: float,
     backlog: int = 0,
+    more: float = 0.0,
 ) -> FloatArray:
     """For each legal d, the value of a round that drafts d and verifies the best budget that d allows.
 
@@ -40,6 +41,7 @@ def steps_values(
         legal: draft steps to compare, ascending from 0.
         price: lambda, tokens per millisecond.
         backlog: rows that the drafter must catch up on before its first step.
+        more: tokens that every d but none is worth besides.
 
     Returns:
         float[D], tokens, less the price of the round's time.
@@ -56,9 +58,15 @@ def steps_values(
         value = INNER.loops.ladder_values(mass.value, mass.count, *candidates, budgets.ends, price)
     else:
         value = INNER.loops.best_values(mass.value, mass.depth, mass.count, steps, *candidates, price)
-    value[0] = -price * budgets.ms_of(num_requests, 0.0)
-    value[1:] -= price * costs.draft_start_ms(kind, num_requests, legal[-1])
-    return num_requests + value - (price * float(line[chain_rows])) * chained
+    return INNER.loops.net_values(
+        value,
+        num_requests,
+        chained,
+        price * float(line[chain_rows]),
+        price * budgets.ms_of(num_requests, 0.0),
+        price * costs.draft_start_ms(kind, num_requests, legal[-1]),
+        more,
+    )
 
 
 @lru_cache(maxsize=64)

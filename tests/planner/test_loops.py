@@ -152,6 +152,8 @@ def made_up(seed: int, num_requests: int, most: int) -> dict[str, tuple[Any, ...
         "gain_at": (rows, gain, float(rng.integers(0, 200)) / 2.0),
         "best_extra": (rows, gain, extra, ms, float(rng.integers(0, 200)), 5.0 + float(rng.random()), price),
         "expected_drafts": (np.maximum.accumulate(cells, axis=0).astype(np.int16), max(num_requests, 1)),
+        "waiting_curve": (np.bincount(proposed, minlength=most + 1), rng.random(most)),
+        "net_values": (rng.normal(size=most), num_requests, rng.random(most), price, *rng.random(3).tolist()),
         "ladder_values": (value, count, extra, ms, np.sort(rng.integers(0, len(extra), 4)), price),
         "best_values": (value, rng.integers(1, most + 1, num_kinds), count, steps, extra, ms, price),
     }

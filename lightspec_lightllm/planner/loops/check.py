@@ -137,6 +137,8 @@ def samples() -> dict[str, tuple[Any, ...]]:
             *(*tables, level, (25.0, 64.0, 2.4)),
         ),
         "gain_at": (rows, gain, 31.5),
+        "waiting_curve": (np.bincount(proposed % _DEPTHS, minlength=_DEPTHS + 1), acceptance[0]),
+        "net_values": (20.0 * each, 31, np.rint(9.0 * each), 0.37, 41.3, 1.7, 0.9),
         "best_extra": (rows, gain, extra, ms, 88.0, 25.0, 0.07),
         "expected_drafts": (np.add.accumulate(cells // 4, axis=0, dtype=np.int16), 31),
         "ladder_values": (np.sort(each)[::-1].copy(), 1.0 + 2.0 * each, extra, ms, np.array([0, 5, 5, 61]), 0.07),

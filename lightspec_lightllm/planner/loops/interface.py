@@ -204,6 +204,10 @@ class Loops(Protocol):
     def gain_at(self, rows: FloatArray, gain: FloatArray, extra: float, /) -> float:
         """Height of a gain curve."""
 
+    def waiting_curve(self, tally: IntArray, value: FloatArray, /) -> FloatArray:
+        """float[2, K + 1], rows and gains of the drafts of requests of which int[K + 1] propose 0, 1, .. K, where those
+        of depth 1..K are worth ``value``."""
+
     def best_extra(
         self,
         rows: FloatArray,
@@ -247,3 +251,18 @@ class Loops(Protocol):
         /,
     ) -> FloatArray:
         """float[steps]: the most that drafts up to each depth bring over ``extra`` rows, less the price of ``ms``."""
+
+    def net_values(
+        self,
+        best: FloatArray,
+        num_requests: int,
+        chained: FloatArray,
+        step_price: float,
+        off_price: float,
+        start_price: float,
+        more: float,
+        /,
+    ) -> FloatArray:
+        """float[D], tokens of a round with each of the draft steps, less what its time is worth: N, and ``best`` less
+        the prices of starting a draft and of ``chained`` passes, and ``more``; without drafting, N less ``off_price``.
+        """

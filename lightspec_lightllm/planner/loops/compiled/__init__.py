@@ -40,6 +40,8 @@ from lightspec_lightllm.planner.loops.compiled.search import (
     expected_drafts,
     gain_at,
     ladder_values,
+    net_values,
+    waiting_curve,
 )
 
 __all__ = [
@@ -60,12 +62,14 @@ __all__ = [
     "level_curve",
     "level_scores",
     "level_table",
+    "net_values",
     "proposal_counts",
     "read_bins",
     "read_drafts",
     "recompile",
     "round_counts",
     "score_trials",
+    "waiting_curve",
     "whole_terms",
 ]
 

@@ -12,6 +12,7 @@ from lightspec_lightllm.planner.loops.compiled.types import (
     ints,
     new_ints,
     new_reals,
+    new_reals_2d,
     real,
     reals,
     whole,
@@ -27,6 +28,25 @@ def _between(rows, gain, at, extra):
         return gain[at]
     slope = (gain[at + 1] - gain[at]) / (rows[at + 1] - rows[at])
     return slope * (extra - rows[at]) + gain[at]
+
+
+@compiled(types.none, *(ints, reals, new_reals_2d))
+def _waiting_curve(tally, value, curve):
+    most = len(value)
+    at_least = 0
+    for depth in range(most, 0, -1):
+        at_least += tally[depth]
+        curve[0, depth] = at_least
+    for depth in range(1, most + 1):
+        drafts = curve[0, depth]
+        curve[0, depth] = curve[0, depth - 1] + drafts
+        curve[1, depth] = curve[1, depth - 1] + drafts * value[depth - 1]
+
+
+def waiting_curve(tally, value):
+    curve = np.zeros((2, len(value) + 1))
+    _waiting_curve(tally, value, curve)
+    return curve
 
 
 @compiled(real, reals, reals, real)
@@ -142,3 +162,16 @@ def best_values(value, depth, count, steps, extra, ms, price):
     best = np.empty(len(steps))
     _best_values(value, depth, count, steps, extra, ms, price, best)
     return best
+
+
+@compiled(types.none, *(reals, whole, reals, real, real, real, real, new_reals))
+def _net_values(best, num_requests, chained, step_price, off_price, start_price, more, net):
+    net[0] = num_requests - off_price - step_price * chained[0]
+    for d in range(1, len(best)):
+        net[d] = num_requests + (best[d] - start_price) - step_price * chained[d] + more
+
+
+def net_values(best, num_requests, chained, step_price, off_price, start_price, more):
+    net = np.empty(len(best))
+    _net_values(best, num_requests, chained, step_price, off_price, start_price, more, net)
+    return net

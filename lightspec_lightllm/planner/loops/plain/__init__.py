@@ -34,6 +34,8 @@ from lightspec_lightllm.planner.loops.plain.search import (
     expected_drafts,
     gain_at,
     ladder_values,
+    net_values,
+    waiting_curve,
 )
 
 __all__ = [
@@ -54,10 +56,12 @@ __all__ = [
     "level_curve",
     "level_scores",
     "level_table",
+    "net_values",
     "proposal_counts",
     "read_bins",
     "read_drafts",
     "round_counts",
     "score_trials",
+    "waiting_curve",
     "whole_terms",
 ]

@@ -16,6 +16,10 @@ MASS_BINS = 11
 MASS_SHARED = (BIT_STEPS // 2).bit_length() - 1
 
 
+def waiting_curve(tally: IntArray, value: FloatArray) -> FloatArray:
+    return curve_of(np.add.accumulate(tally[:0:-1])[::-1], value)
+
+
 def gain_at(rows: FloatArray, gain: FloatArray, extra: float) -> float:
     return float(np.interp(extra, rows, gain))
 
@@ -76,3 +80,19 @@ def best_values(
     at = np.minimum(extra, knots[:, -1:]) + shift
     gain = np.interp(at.ravel(), (knots + shift).ravel(), heights.ravel()).reshape(at.shape)
     return cast(FloatArray, (gain - price * ms).max(axis=1))
+
+
+def net_values(
+    best: FloatArray,
+    num_requests: int,
+    chained: FloatArray,
+    step_price: float,
+    off_price: float,
+    start_price: float,
+    more: float,
+) -> FloatArray:
+    value = best - start_price
+    value[0] = -off_price
+    value = num_requests + value - step_price * chained
+    value[1:] += more
+    return value

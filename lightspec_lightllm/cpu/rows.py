@@ -43,7 +43,9 @@ class RowArithmetic:
         self._kernels = kernels
 
     def unit(self, rows: FloatArray, width: int, epsilon: float) -> None:
-        """Bring every ``width`` numbers of ``rows`` to a root mean square of 1, in place."""
+        """Bring every ``width`` numbers of ``rows`` to a root mean square of 1, in place; they must come out even."""
+        if rows.shape[1] % width:
+            raise ValueError(f"expected rows of a multiple of {width} numbers, got {rows.shape[1]}")
         self._kernels.unit(rows, width, epsilon)
 
     def pair(  # noqa: PLR0917 - the two halves in their order
@@ -250,4 +252,5 @@ def _chance(logits: Any, best: Any, inverse: Any, out: Any) -> None:
             for at in range(len(near)):
                 power[at] = near[at] * scale
             total += powers(power, bits, top, len(near))
-        out[row] = np.float32(1.0) / total
+        chance = np.float32(1.0) / total
+        out[row] = min(chance, np.float32(1.0))  # powers are rounded

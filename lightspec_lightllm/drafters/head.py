@@ -56,18 +56,16 @@ class Backlog:
         self.pending.append(states)
         self.rows += len(states)
 
-    def take(self) -> tuple[int, list[FloatRows]]:
+    def to_feed(self) -> tuple[int, list[FloatRows]]:
         """Position of the first row to be fed and chunks ``[rows, C * D]`` from there on."""
-        if self.fed and len(self.pending) > 1:
-            self.start += 1
-            self.rows -= 1
-            del self.pending[0]
-        first, chunks = self.start, self.pending
+        return (self.start + 1, self.pending[1:]) if self.fed and len(self.pending) > 1 else (self.start, self.pending)
+
+    def was_fed(self) -> None:
+        """All of it is in the head's cache; the last row stays."""
         self.start += self.rows - 1
         self.rows = 1
-        self.pending = [chunks[-1][-1:].copy()]
+        self.pending = [self.pending[-1][-1:].copy()]
         self.fed = True
-        return first, chunks
 
 
 class HeadDrafter:
@@ -95,9 +93,11 @@ class HeadDrafter:
         self._network = HeadNetwork(loaded, embedding, kind)
         self._cache = LaneCache(loaded.geometry.num_kv_heads, loaded.head_dim)
         self._backlogs: dict[int, Backlog] = {}
+        self._width = len(self.capture_layers) * loaded.hidden_size
 
     def prefill(self, seq: SequenceView, start: int, hidden: Hidden) -> None:
-        """See `Drafter.prefill`. FeedbackError when a chunk is missing before ``start``."""
+        """See `Drafter.prefill`. FeedbackError when a chunk is missing before ``start``, or is of another width."""
+        states = self._states(hidden)
         if start == 0:
             self._backlogs[seq.request_id] = Backlog()
         backlog = self._backlogs.get(seq.request_id)
@@ -108,29 +108,26 @@ class HeadDrafter:
                 f"starts at {start}; hand over every chunk in order, from 0 after a release"
             )
             raise FeedbackError(msg)
-        backlog.add(_states(hidden).copy())
+        backlog.add(states.copy())
 
     def observe(self, seqs: Sequence[SequenceView], hidden: Hidden, rows: IntArray, accepted: IntArray) -> None:
         """See `Drafter.observe`. Requests whose prompt was never handed over are passed by: they get no drafts."""
-        states, counts, kept = _states(hidden), rows.tolist(), accepted.tolist()
-        if sum(counts) != len(states) or any(few > count for few, count in zip(kept, counts, strict=True)):
+        states, counts, kept = self._states(hidden), rows.tolist(), accepted.tolist()
+        fits = all(1 <= few <= count for few, count in zip(kept, counts, strict=True))
+        if sum(counts) != len(states) or not fits:
             msg = (
-                f"expected one hidden state for each of {sum(counts)} rows and accept lengths within them, got "
+                f"expected one hidden state for each of {sum(counts)} rows and accept lengths from 1 to them, got "
                 f"{len(states)} states for rows {counts} and accept lengths {kept}"
             )
             raise FeedbackError(msg)
         waiting = [seq for seq in seqs if self.backlog([seq]) > MAX_BACKLOG]
         if waiting:
             self._catch_up(waiting, 0)
-        ends = list(accumulate(counts))
-        # A copy, which all requests share: a view would keep the rejected rows alive.
-        states = np.concatenate(
-            [states[end - count : end - count + few] for end, count, few in zip(ends, counts, kept, strict=True)]
-        )
-        for seq, end, few in zip(seqs, accumulate(kept), kept, strict=True):
+        for seq, end, count, few in zip(seqs, accumulate(counts), counts, kept, strict=True):
             backlog = self._backlogs.get(seq.request_id)
             if backlog is not None:
-                backlog.add(states[end - few : end])
+                # A copy: a view would keep the rows of the whole batch alive.
+                backlog.add(states[end - count : end - count + few].copy())
 
     def backlog(self, seqs: Sequence[SequenceView]) -> int:
         """See `Drafter.backlog`."""
@@ -168,8 +165,8 @@ class HeadDrafter:
         starts: list[int] = []
         counts: list[int] = []
         for seq, total in zip(seqs, totals, strict=True):
-            start, taken = self._backlogs[seq.request_id].take()
-            chunks += taken
+            start, waiting = self._backlogs[seq.request_id].to_feed()
+            chunks += waiting
             tokens += seq.tokens[start + 1 : total + 1]
             starts.append(start)
             counts.append(total - start)
@@ -183,13 +180,22 @@ class HeadDrafter:
         hidden, queries = self._network.take_in(
             streams, np.array(tokens, dtype=np.int64), positions, slots, self._cache.slots, last
         )
+        for seq in seqs:
+            self._backlogs[seq.request_id].was_fed()
         return Chain(hidden, queries, positions[last], lanes)
+
+    def _states(self, hidden: Hidden) -> FloatRows:
+        states: FloatRows = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
+        if states.ndim != 2 or states.shape[1] != self._width:
+            msg = f"expected hidden states [rows, {self._width}], got an array of shape {states.shape}"
+            raise FeedbackError(msg)
+        return states
 
     def _check(self, seq: SequenceView, steps: int) -> int:
         """How many hidden states of a request are known; makes room for them and the steps."""
         backlog = self._backlogs[seq.request_id]
         total = backlog.start + backlog.rows
-        if steps and total + 1 != len(seq.tokens):
+        if total + 1 > len(seq.tokens) or (steps and total + 1 < len(seq.tokens)):
             msg = (
                 f"request {seq.request_id}: expected hidden states of all but the newest of its {len(seq.tokens)} "
                 f"tokens, have those of {total}; call observe once for every round"
@@ -236,8 +242,3 @@ class Chain:
     queries: FloatRows
     positions: IntArray
     first_slots: IntArray
-
-
-def _states(hidden: Hidden) -> FloatRows:
-    states: FloatRows = torch.as_tensor(hidden, dtype=torch.float32).numpy()
-    return states

@@ -15,7 +15,7 @@ from lightspec_lightllm.cpu.linear import FloatArray, LinearWeights, make_linear
 from lightspec_lightllm.cpu.rotary import rotations
 from lightspec_lightllm.cpu.rows import row_arithmetic
 from lightspec_lightllm.drafters.checkpoint import HeadWeights
-from lightspec_lightllm.errors import ModelError
+from lightspec_lightllm.errors import FeedbackError, ModelError
 
 IntArray = npt.NDArray[np.int64]
 
@@ -32,6 +32,8 @@ class HeadNetwork:
     def __init__(self, weights: HeadWeights, embedding: torch.Tensor, kind: LinearWeights = "float16") -> None:
         """``embedding`` is the target's, float32 ``[V, D]``; it is read, never copied as a whole."""
         geometry = weights.geometry
+        if embedding.dtype != torch.float32:
+            raise ModelError(f"expected the target's embedding in float32, got {embedding.dtype}")
         if embedding.shape[1] != weights.hidden_size or int(weights.draft_vocab.max()) >= embedding.shape[0]:
             msg = (
                 f"expected a target like {geometry.target} (hidden size {weights.hidden_size}, token ids up to "
@@ -44,7 +46,7 @@ class HeadNetwork:
         self.head_dim = weights.head_dim
         self.draft_vocab: IntArray = np.asarray(weights.draft_vocab, dtype=np.int64)
         self._rows = row_arithmetic()
-        self._embedding: FloatArray = embedding.contiguous().numpy()
+        self._embedding: FloatArray = embedding.detach().contiguous().numpy()
         self._embed_norm, self._hidden_norm, self._ffn_norm, self._output_norm = (
             np.array(gain, dtype=np.float32)
             for gain in (weights.embed_norm, weights.hidden_norm, weights.ffn_norm, weights.output_norm)
@@ -100,7 +102,15 @@ class HeadNetwork:
 
         Returns:
             ``[N, D]`` and ``[N, H, E]``.
+
+        Raises:
+            FeedbackError: a token is not the target's, or there is not one for each row.
         """
+        if len(tokens) != len(streams) or tokens.min() < 0 or tokens.max() >= len(self._embedding):
+            raise FeedbackError(
+                f"expected one token of 0..{len(self._embedding) - 1} for each of {len(streams)} rows, got"
+                f" {len(tokens)} from {tokens.min(initial=0)} to {tokens.max(initial=0)}"
+            )
         self._rows.unit(streams, self.hidden_size, self.geometry.norm_eps)
         hidden = product(self._fuse, streams)
         pair = self._pair(tokens, hidden, int(positions.max()))

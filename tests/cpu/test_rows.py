@@ -152,3 +152,14 @@ def test_what_is_kept_but_wrong_is_compiled_for_this_process_alone() -> None:
 def test_what_is_wrong_however_it_is_compiled_is_refused() -> None:
     with pytest.raises(ModelError, match="a kernel computes wrong numbers on this machine; install another version"):
         checked(lambda keep: keep, lambda _: False, "a kernel")
+
+
+def test_a_chance_is_never_above_one() -> None:
+    logits = np.zeros((1, 300), dtype=np.float32)
+    logits[0, 7] = 200.0
+    assert row_arithmetic().chance(logits, np.array([7]), 1.0)[0] == 1.0
+
+
+def test_rows_that_do_not_divide_into_streams_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected rows of a multiple of 24 numbers, got 77"):
+        row_arithmetic().unit(np.ones((3, 77), dtype=np.float32), 24, EPSILON)

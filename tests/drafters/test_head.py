@@ -255,6 +255,76 @@ def test_hidden_states_that_do_not_fit_the_rows_are_reported(head: TinyHead) -> 
         drafts.observe([request], streams_for(request, 4), np.array([3]), np.array([2]))
 
 
+@pytest.mark.parametrize("shape", [(4, 71), (4, 24), (4, 3, 24), (72,)], ids=str)
+def test_hidden_states_of_another_width_are_refused_before_anything_is_taken(
+    head: TinyHead, shape: tuple[int, ...]
+) -> None:
+    request = FakeRequest(1, [1, 2, 3, 4, 5])
+    drafts = fed(head, request)
+    message = r"expected hidden states \[rows, 72\], got an array of shape"
+    with pytest.raises(FeedbackError, match=message):
+        drafts.prefill(request, 0, torch.ones(shape))
+    with pytest.raises(FeedbackError, match=message):
+        drafts.observe([request], torch.ones(shape), np.array([4]), np.array([1]))
+    assert_same(drafts.propose([request], STEPS), fed(head, request).propose([request], STEPS))
+
+
+@pytest.mark.parametrize("token", [-1, 50, 10**9])
+def test_tokens_that_are_not_the_targets_are_refused(head: TinyHead, token: int) -> None:
+    request = FakeRequest(1, [1, 2, 3, token])
+    with pytest.raises(FeedbackError, match=r"expected one token of 0\.\.49 for each of 3 rows"):
+        fed(head, request).propose([request], STEPS)
+
+
+@pytest.mark.parametrize("accepted", [0, 3])
+def test_accept_lengths_that_no_round_gives_are_refused(head: TinyHead, accepted: int) -> None:
+    request = FakeRequest(1, [1, 2, 3])
+    with pytest.raises(FeedbackError, match="accept lengths from 1 to them"):
+        fed(head, request).observe([request], torch.ones(2, 72), np.array([2]), np.array([accepted]))
+
+
+def test_states_may_lie_in_memory_in_any_order_and_belong_to_a_graph(head: TinyHead) -> None:
+    request = FakeRequest(1, [1, 2, 3, 4])
+    expected = fed(head, request).propose([request], STEPS)
+    states = streams_for(request, 3)
+    for given in (np.asfortranarray(states.numpy()), states.clone().requires_grad_(), states.double()):
+        drafts = drafter(head)
+        drafts.prefill(request, 0, given[:1])
+        drafts.observe([request], given[1:], np.array([2]), np.array([2]))
+        assert_same(drafts.propose([request], STEPS), expected)
+
+
+def test_a_round_without_requests_is_nothing(head: TinyHead) -> None:
+    drafter(head).observe([], torch.ones(0, 72), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def test_what_waits_for_one_request_keeps_no_rows_of_another(head: TinyHead) -> None:
+    requests = [FakeRequest(1, [1, 2, 3, 4]), FakeRequest(2, [9, 8])]
+    drafts = fed(head, *requests)
+    drafts.observe(requests, torch.ones(6, 72), np.array([3, 3]), np.array([1, 3]))
+    for backlog in drafts._backlogs.values():
+        assert all(chunk.base is None for chunk in backlog.pending)
+
+
+def test_a_forward_that_fails_loses_nothing(head: TinyHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = FakeRequest(1, [1, 2, 3, 4])
+    drafts = fed(head, request)
+    drafts.propose([request], STEPS)
+    right = streams_for(request, 5)[3:]
+    request.tokens.extend([5, 6])
+    drafts.observe([request], right, np.array([2]), np.array([2]))
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts._network, "_fuse", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drafts.propose([request], STEPS)
+    assert_same(drafts.propose([request], STEPS), fed(head, request).propose([request], STEPS))
+
+
+def test_an_embedding_in_half_precision_is_refused(head: TinyHead) -> None:
+    with pytest.raises(ModelError, match=r"expected the target's embedding in float32, got torch\.float16"):
+        HeadDrafter(head.embedding.half(), head.weights)
+
+
 def test_another_targets_embedding_is_refused(head: TinyHead) -> None:
     with pytest.raises(ModelError, match=f"hidden size {SHAPE.hidden_size}"):
         HeadDrafter(torch.zeros(50, 32), head.weights)

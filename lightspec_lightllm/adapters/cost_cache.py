@@ -22,7 +22,7 @@ from lightspec_lightllm.errors import CostTableError
 from lightspec_lightllm.machine import cpu_name
 from lightspec_lightllm.planner import CostModel
 
-FORMAT = 6
+FORMAT = 7
 
 
 @dataclass(frozen=True, slots=True)

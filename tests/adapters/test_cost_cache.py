@@ -21,7 +21,7 @@ from tests.adapters.test_embedded_lossless import tiny_head_drafter
 from tests.engine.tiny_llama import tiny_engine
 
 KEY = CostKey(
-    format=6,
+    format=7,
     model="a" * 64,
     weights="float16",
     threads=2,

@@ -15,6 +15,9 @@ from lightspec_lightllm.bench.experiment import Experiment
 from lightspec_lightllm.bench.results import Subject
 
 MAX_DIFFERENCES_SHOWN = 8
+UNEVEN_PROMPTS = 0.1
+"""By how much more prompt tokens one arm may have read than another before that is said."""
+
 WIDE = 118
 """Columns of text from which a dataset's table is shown in one piece."""
 
@@ -82,6 +85,7 @@ def footer(experiment: Experiment, subject: Subject) -> list[str]:
     lines = ["x off, x best: paired by repetition; * and best: the fastest of off and the fixed arms in the cell"]
     lines += [ratio_line(experiment, arm) for arm in experiment.options.arms if not is_static(arm)]
     lines += fallback_lines(experiment)
+    lines += prompt_lines(experiment)
     lines += text_lines(experiment)
     lines.append(
         f"{subject.model_id}, {subject.weights}, drafter {subject.drafter}, {subject.threads} engine thread(s) on "
@@ -117,6 +121,29 @@ def fallback_lines(experiment: Experiment) -> list[str]:
         for run in cell.runs
         if run.result.fallback
     ]
+
+
+def prompt_lines(experiment: Experiment) -> list[str]:
+    """Cells whose arms read prompts of different length for the same number of tokens: runs cut between two waves.
+
+    Without speculation answers of the greatest length end in step, and a run that ends just before has not read the
+    prompts of the next wave, which the other arms have in part. In the middle of a wave they are even.
+    """
+    options, lines = experiment.options, []
+    if options.output_tokens is None:
+        return []
+    for cell in experiment.cells:
+        read = {arm: median_of(cell, arm, "total_input_tokens") or 0.0 for arm in cell.arms()}
+        least, most = min(read, key=read.__getitem__), max(read, key=read.__getitem__)
+        if read[most] > read[least] * (1.0 + UNEVEN_PROMPTS):
+            wave = cell.concurrency * options.max_tokens
+            even = int((options.output_tokens // wave + 0.5) * wave)
+            lines.append(
+                f"{cell.dataset.name}, {cell.concurrency} in flight: {most} read {read[most]:.0f} tokens of prompts, "
+                f"{least} only {read[least]:.0f}; runs that end amid a wave of answers, as with --output-tokens "
+                f"{even}, compare arms more evenly"
+            )
+    return lines
 
 
 def text_lines(experiment: Experiment) -> list[str]:

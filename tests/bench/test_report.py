@@ -101,6 +101,28 @@ def test_the_table_tells_when_a_planner_gave_up() -> None:
     assert text.count("planning was given up for fixed steps: ZeroDivisionError") == 4
 
 
+@pytest.mark.parametrize(("output_tokens", "even"), [(30, 16), (33, 48), (70, 80)])
+def test_the_table_tells_when_arms_read_unlike_prompts_for_the_same_tokens(output_tokens: int, even: int) -> None:
+    done = experiment(concurrency=(4,), output_tokens=output_tokens)
+    assert not any("tokens of prompts" in line for line in footer(done, subject()))
+    cell = done.cells[0]
+    for index, run in enumerate(cell.runs):
+        read = {"off": 100, "fixed:3": 106, "lightspec": 111}[run.arm]
+        cell.runs[index] = replace(run, metrics=replace(run.metrics, total_input_tokens=read))
+    (line,) = [line for line in footer(done, subject()) if "tokens of prompts" in line]
+    assert line == (
+        "sharegpt, 4 in flight: lightspec read 111 tokens of prompts, off only 100; runs that end amid a wave of "
+        f"answers, as with --output-tokens {even}, compare arms more evenly"
+    )
+
+
+def test_runs_of_whole_answers_read_the_same_prompts() -> None:
+    done = experiment(concurrency=(4,))
+    run = done.cells[0].runs[0]
+    done.cells[0].runs[0] = replace(run, metrics=replace(run.metrics, total_input_tokens=10_000))
+    assert not any("tokens of prompts" in line for line in footer(done, subject()))
+
+
 def test_the_json_has_the_field_names_of_vllm_bench_serve() -> None:
     content = json.loads(json.dumps(to_json(experiment(), subject(), peak_memory_mb=100.0)))
     assert len(content["results"]) == 2 * 2 * 3 * 3

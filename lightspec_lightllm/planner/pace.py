@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 
+NEAR_ROUNDS = 8.0
+"""Rounds over which a machine is taken to keep its speed."""
+
+MOST_BEYOND = 1.4
+"""A round that is further off counts as so many times what was expected: one stalled round moves the level little."""
+
 SETTLED_WEIGHT = 16.0
 """Rounds, the older ones counting less, after which the difference of one from the regression is its own."""
 
@@ -34,17 +40,22 @@ class Pace:
 
 
 class CostDrift:
-    """Measured time of a round as ``overhead + slope * predicted``, an exponentially weighted regression.
+    """Measured time of a round as ``overhead + slope * predicted``.
 
     A round costs more than its forwards (launch, sampling, commit), and a busy machine stretches all of it. How far the
     slope is told from the overhead depends on how much predictions vary; where they do not, all of it is slope, which
     changes no decision.
+
+    A machine's speed wanders over some rounds, and what it does while the plans change for other reasons would pass for
+    what they cost. So the slope is learned from how rounds differ from those just before them, an exponentially
+    weighted regression over ``rounds``; the level is that of the last ``NEAR_ROUNDS``.
     """
 
-    def __init__(self, rounds: float = 64.0) -> None:
+    def __init__(self, rounds: float = 128.0) -> None:
         self._keep = math.exp(-1.0 / rounds)
-        self._weight = 0.0
-        self._x = self._y = self._xx = self._xy = 0.0
+        self._keep_near = math.exp(-1.0 / NEAR_ROUNDS)
+        self._weight = self._near_weight = 0.0
+        self._near_x = self._near_y = self._xx = self._xy = 0.0
         self.slope = 1.0
         self.overhead_ms = 0.0
 
@@ -54,28 +65,27 @@ class CostDrift:
         return self._weight >= SETTLED_WEIGHT
 
     def update(self, predicted_ms: float, measured_ms: float) -> None:
-        """Take in one round. A measurement far off the current fit is taken as three times or a third of it."""
+        """Take in one round. One that is far off the current fit counts as `MOST_BEYOND` times it, or that part of it."""
         if predicted_ms < 1e-9:
             return
         measured_ms = min(max(measured_ms, 1e-6 * predicted_ms), 1e6 * predicted_ms)
         expected = self.correct(predicted_ms)
         if self._weight >= 4.0:
-            measured_ms = min(max(measured_ms, expected / 3.0), expected * 3.0)
-        keep = self._keep
+            measured_ms = min(max(measured_ms, expected / MOST_BEYOND), expected * MOST_BEYOND)
+        beyond_x, beyond_y = predicted_ms - self._near_x, measured_ms - self._near_y
+        keep, first = self._keep, self._weight == 0.0
         self._weight = keep * self._weight + 1.0
-        self._x = keep * self._x + predicted_ms
-        self._y = keep * self._y + measured_ms
-        self._xx = keep * self._xx + predicted_ms * predicted_ms
-        self._xy = keep * self._xy + predicted_ms * measured_ms
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        spread = max(self._xx / self._weight - mean_x * mean_x, 0.0)
-        covariance = self._xy / self._weight - mean_x * mean_y
-        ratio = mean_y / mean_x
+        self._xx = keep * self._xx + (0.0 if first else beyond_x * beyond_x)
+        self._xy = keep * self._xy + (0.0 if first else beyond_x * beyond_y)
+        self._near_weight = self._keep_near * self._near_weight + 1.0
+        self._near_x += beyond_x / self._near_weight
+        self._near_y += beyond_y / self._near_weight
+        ratio = self._near_y / self._near_x
         # Ridge towards the plain ratio: 16 rounds' worth of a tenth of the mean prediction.
-        ridge = 0.01 * mean_x * mean_x * 16.0 / (16.0 + self._weight)
-        slope = (covariance + ridge * ratio) / (spread + ridge)
+        ridge = 0.03 * self._near_x * self._near_x * 16.0 / (16.0 + self._weight)
+        slope = (self._xy / self._weight + ridge * ratio) / (self._xx / self._weight + ridge)
         self.slope = min(max(slope, 0.25 * ratio), ratio)
-        self.overhead_ms = max(mean_y - self.slope * mean_x, 0.0)
+        self.overhead_ms = max(self._near_y - self.slope * self._near_x, 0.0)
 
     def correct(self, predicted_ms: float) -> float:
         """What a round predicted from the tables will measure."""

@@ -65,7 +65,7 @@ class CostDrift:
         return self._weight >= SETTLED_WEIGHT
 
     def update(self, predicted_ms: float, measured_ms: float) -> None:
-        """Take in one round. One that is far off the current fit counts as `MOST_BEYOND` times it, or that part of it."""
+        """Take in one round; one that is far off the current fit counts as `MOST_BEYOND` times it, or that part."""
         if predicted_ms < 1e-9:
             return
         measured_ms = min(max(measured_ms, 1e-6 * predicted_ms), 1e6 * predicted_ms)
